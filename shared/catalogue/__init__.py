@@ -1,0 +1,25 @@
+"""Which models there are and where their files lie, verified by checksum. Knows neither tensors nor tokenizers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """One model on disk, verified."""
+
+    name: str
+    """The name clients use."""
+    kind: Literal["gguf", "hf", "scripted"]
+    path: Path
+    """The GGUF file or the HF directory (meaningless for `scripted`)."""
+    fingerprint: str
+    """sha256 hex over the weights (HF: over all safetensors in name order, then config.json)."""
+    created: int = 0
+    """Unix seconds."""
+
+    @property
+    def revision(self) -> str:
+        """Short name of this set of weights."""
+        return self.fingerprint[:12]
