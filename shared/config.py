@@ -1,9 +1,10 @@
-"""Configuration: one frozen Struct per room, defaults < YAML file < environment < `--set`. Unknown keys are refused by name.
+"""Configuration: one frozen Struct per room; defaults < YAML file < environment < `--set`; unknown keys are refused.
 
 The environment is read here and nowhere else. A line under a field is its documentation (`headrace config ROOM`).
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +13,10 @@ import msgspec
 import yaml
 
 from headrace.shared.errors import ConfigError
+from headrace.shared.reports import STAGES
+
+MAX_WORKERS = 64
+"""Most workers of one stage in one instance."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -32,7 +37,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Parent of all rooms: frozen, unknown keys refused."""
 
 
-class Up(Room):
+class Up(Room, frozen=True):
     """The supervisor `headrace up`."""
 
     host: str = "127.0.0.1"
@@ -51,9 +56,18 @@ class Up(Room):
     """Longest a child may take to drain before it is killed."""
     ready_timeout_s: Positive = 300.0
     """Longest wait for the first ready state before giving up."""
+    hang_s: Positive = 60.0
+    """A worker that lives but has not reported for this long is killed and started again."""
+
+    def __post_init__(self) -> None:
+        for stage, count in self.workers.items():
+            if stage not in STAGES:
+                raise ValueError(f"workers: unknown stage {stage!r} (stages: {', '.join(STAGES)})")
+            if not 0 <= count <= MAX_WORKERS:
+                raise ValueError(f"workers: {stage}={count}: between 0 and {MAX_WORKERS} workers can be asked for")
 
 
-class Nats(Room):
+class Nats(Room, frozen=True):
     """The queue server."""
 
     url: str = ""
@@ -66,7 +80,7 @@ class Nats(Room):
     """How often the embedded server flushes to disk (`always` for every write)."""
 
 
-class Cache(Room):
+class Cache(Room, frozen=True):
     """The shared store of KV blocks (Valkey)."""
 
     url: str = ""
@@ -83,7 +97,7 @@ class Cache(Room):
     """Mixed into every key; instances with different salts never share blocks."""
 
 
-class Model(Room):
+class Model(Room, frozen=True):
     """Which models are served."""
 
     names: tuple[str, ...] = ("smollm2-135m-instruct",)
@@ -104,10 +118,10 @@ class Model(Room):
             raise ValueError("names must hold at least one model")
         unknown = set(self.default_sampling) - {"temperature", "top_p", "top_k", "min_p", "repetition"}
         if unknown:
-            raise ValueError(f"default_sampling has no key {sorted(unknown)[0]!r}")
+            raise ValueError(f"default_sampling has no key {min(unknown)!r}")
 
 
-class Engine(Room):
+class Engine(Room, frozen=True):
     """The inference engine inside prefill and decode workers."""
 
     profile: Profile = "auto"
@@ -130,7 +144,7 @@ class Engine(Room):
             raise ValueError("kv_bytes and threads must be 0 or positive")
 
 
-class Ingress(Room):
+class Ingress(Room, frozen=True):
     """The HTTP front door."""
 
     keepalive_s: Positive = 15.0
@@ -149,7 +163,7 @@ class Ingress(Room):
     """How long running streams may go on after SIGTERM."""
 
 
-class Tokenize(Room):
+class Tokenize(Room, frozen=True):
     """The tokenize stage."""
 
     escape_special: bool = False
@@ -160,7 +174,7 @@ class Tokenize(Room):
     """Items worked on at once."""
 
 
-class Router(Room):
+class Router(Room, frozen=True):
     """The router stage."""
 
     direct_tokens: int = 48
@@ -171,7 +185,7 @@ class Router(Room):
     """How often items of dead workers are looked for."""
 
 
-class Prefill(Room):
+class Prefill(Room, frozen=True):
     """The prefill stage."""
 
     profile: Profile | None = None
@@ -180,7 +194,7 @@ class Prefill(Room):
     """Prompts worked on at once."""
 
 
-class Decode(Room):
+class Decode(Room, frozen=True):
     """The decode stage."""
 
     profile: Profile | None = None
@@ -193,7 +207,7 @@ class Decode(Room):
     """Worker deaths after which a request is given up as poison."""
 
 
-class Timeouts(Room):
+class Timeouts(Room, frozen=True):
     """The clocks of one request, seconds."""
 
     connect_s: Positive = 5.0
@@ -208,7 +222,7 @@ class Timeouts(Room):
     """From acceptance until the end."""
 
 
-class Limits(Room):
+class Limits(Room, frozen=True):
     """Admission limits."""
 
     max_concurrent: Count = 256
@@ -223,7 +237,7 @@ class Limits(Room):
     """Largest HTTP body."""
 
 
-class Log(Room):
+class Log(Room, frozen=True):
     """Logs."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
@@ -253,9 +267,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 ROOMS: tuple[str, ...] = Config.__struct_fields__
 
 
-def load(
-    file: str | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> Config:
+def load(file: str | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """Merge defaults, YAML `file`, environment `HEADRACE_<ROOM>__<KEY>` and `key=value` settings.
 
     Raises ConfigError naming the source and the key of the first thing that is wrong.
@@ -275,9 +287,31 @@ def load(
     return _build(tree)
 
 
+def dump(config: Config) -> str:
+    """YAML that `load` reads back as the same configuration."""
+    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `off`, `on`, `yes` and `no` are words (`cache.url: off`), as in YAML 1.2."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Loader)  # noqa: S506  # a safe loader with fewer booleans
+
+
 def _merge_file(tree: dict[str, dict[str, Any]], file: str) -> None:
     try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
+        content = _parse(Path(file).read_text("utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {file}: {error}") from error
     if content is None:
@@ -287,6 +321,8 @@ def _merge_file(tree: dict[str, dict[str, Any]], file: str) -> None:
     for room, values in content.items():
         if room not in tree:
             raise ConfigError(f"configuration file {file}: unknown key {room!r} (rooms: {', '.join(ROOMS)})")
+        if values is None:
+            continue
         if not isinstance(values, dict):
             raise ConfigError(f"configuration file {file}: room {room!r} must hold keys")
         for key, value in values.items():
@@ -308,7 +344,7 @@ def _assign(tree: dict[str, dict[str, Any]], dotted: str, text: str, source: str
     room, key = _check_key(dotted, source)
     annotation = room_type(room).__annotations__[key]
     try:
-        value = text if annotation is str else yaml.safe_load(text)
+        value = text if annotation is str else _parse(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from error
     if value is None and annotation is not str:
@@ -319,13 +355,11 @@ def _assign(tree: dict[str, dict[str, Any]], dotted: str, text: str, source: str
 
 
 def _build(tree: dict[str, dict[str, Any]]) -> Config:
-    rooms = {}
-    for room, values in tree.items():
-        try:
-            rooms[room] = msgspec.convert(values, room_type(room), strict=False)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{room}: {error}") from error
-    return Config(**rooms)
+    try:
+        return msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"{place.rstrip('`')}: {reason}") from error
 
 
 def room_type(room: str) -> type[Room]:

@@ -19,7 +19,7 @@ class Code(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     OVERLOADED = "overloaded"
     QUEUE_TIMEOUT = "queue_timeout"
-    FIRST_TOKEN_TIMEOUT = "first_token_timeout"
+    FIRST_TOKEN_TIMEOUT = "first_token_timeout"  # noqa: S105  # a token of text, not a secret
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     WORKER_CRASHED = "worker_crashed"

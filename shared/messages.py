@@ -146,6 +146,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_salt: str = ""
     session: str = ""
     """Affinity hint (`session_id`, `prompt_cache_key`)."""
+    return_token_ids: bool = False
     script: Script | None = None
     v: int = 1
 
@@ -172,6 +173,9 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached: int | None = None
     """Of these, tokens that were found in a cache rather than computed; None before prefill."""
     deaths: dict[str, int] = {}
+    """Worker deaths seen per stage while it held this request, since its last new token."""
+    suspect: bool = False
+    """The last holder died before it added anything: run this request alone, it may be the cause."""
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -8,6 +8,9 @@ from typing import Literal
 
 import msgspec
 
+STAGES = ("ingress", "tokenize", "router", "prefill", "decode")
+"""Stages whose workers can be scaled, in the order of the flow."""
+
 
 class State(StrEnum):
     """Life of a worker as an operator sees it."""

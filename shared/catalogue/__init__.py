@@ -23,3 +23,21 @@ class ModelFiles:
     def revision(self) -> str:
         """Short name of this set of weights."""
         return self.fingerprint[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of `headrace models list`."""
+
+    name: str
+    present: bool
+    size_bytes: int
+    """Bytes on disk, or to be downloaded."""
+    sha256: str
+    source: str
+    """Where it comes from, in words."""
+
+
+from headrace.shared.catalogue.lookup import listing, pull, resolve, verify  # noqa: E402  # they need the types above
+
+__all__ = ["Entry", "ModelFiles", "listing", "pull", "resolve", "verify"]

@@ -1,0 +1,90 @@
+"""Taking a request over: who may run it, from where it goes on, and when there is nothing left to do.
+
+Order matters: the lease is taken first and the log read afterwards, so that nothing an earlier holder wrote is missed
+and nothing it writes later can be stored.
+"""
+
+from dataclasses import dataclass
+
+import structlog
+
+from headrace.shared import runlog, subjects
+from headrace.shared.bus import Bus, Delivery
+from headrace.shared.errors import FencedError
+from headrace.shared.messages import Tokenized
+from headrace.shared.packing import unpack_ids
+from headrace.shared.records import EndEvent, PromptUsage
+from headrace.shared.registry import Registry
+from headrace.shared.runlog import Lease, RunLog
+
+log = structlog.get_logger()
+
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to run a request, with what its log holds."""
+
+    lease: Lease
+    log: RunLog
+
+    @property
+    def generated(self) -> list[int]:
+        """Token ids in the log, in order."""
+        return [t for _, record in self.log.toks for chunk in record.choices for t in unpack_ids(chunk.t)]
+
+    @property
+    def end(self) -> EndEvent | None:
+        """The end of the choice, if an earlier holder logged it."""
+        events = [e for _, record in self.log.toks for chunk in record.choices for e in chunk.ev]
+        return next((event for event in events if isinstance(event, EndEvent)), None)
+
+    @property
+    def prompt(self) -> PromptUsage | None:
+        """Prompt usage as an earlier holder fixed it."""
+        return next((record.prompt for _, record in self.log.toks if record.prompt is not None), None)
+
+
+async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item: Tokenized) -> Claim | None:
+    """Take the lease; None when the request has ended or is somebody else's (the item is then only to be acked)."""
+    request = item.request
+    for _ in range(_TRIES):
+        run = await runlog.read_log(bus, request.ing, request.rid)
+        if run.fin is not None or await _runs_elsewhere(bus, registry, wid, run, delivery):
+            return None
+        try:
+            lease = await runlog.take_lease(
+                bus,
+                request.ing,
+                request.rid,
+                wid,
+                attempt=1 + item.deaths.get("decode", 0),
+                item_seq=delivery.seq,
+                expected_seq=run.lease_seq,
+            )
+        except FencedError:
+            continue
+        return await _after_lease(bus, lease, run)
+    log.warning("lease_contended", request=request.rid)
+    return None
+
+
+async def _after_lease(bus: Bus, lease: Lease, run: RunLog) -> Claim | None:
+    late = await runlog.read_log(bus, lease.ing, lease.rid, after=run.last_seq)
+    run.toks += late.toks
+    run.fin = run.fin or late.fin
+    run.cancel = run.cancel or late.cancel
+    return None if run.fin is not None else Claim(lease, run)
+
+
+async def _runs_elsewhere(bus: Bus, registry: Registry, wid: str, run: RunLog, delivery: Delivery) -> bool:
+    """Whether this is a second copy of a request that a live worker runs from an item that is still stored."""
+    lease = run.lease
+    if lease is None or lease.item_seq in (0, delivery.seq) or lease.wid == wid:
+        return False
+    if registry.get(lease.wid) is None:
+        return False
+    rid = subjects.rid_of(delivery.subject)
+    other = await bus.last(subjects.DECQ, subjects.dec(lease.wid, rid))
+    return other is not None and other.seq == lease.item_seq

@@ -1,0 +1,227 @@
+"""One request on this worker, from the lease to the terminal record.
+
+One of four things happens to a request here: it ends (`DONE`), it moves on to another worker (`MOVED`), it turns out to
+be somebody else's (`LOST`), or this process dies, which the router notices.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+
+from headrace.decode.claim import Claim
+from headrace.decode.sampling import resolve
+from headrace.decode.stream import ChunkWriter, Ending
+from headrace.shared import runlog
+from headrace.shared.bus import Bus
+from headrace.shared.engine import SequenceSpec, StepError, StepOutput
+from headrace.shared.engine.scripted import extra_tokens
+from headrace.shared.errors import Code, Failure, FencedError
+from headrace.shared.messages import Tokenized
+from headrace.shared.packing import unpack_ids
+from headrace.shared.records import FinRecord, PromptUsage
+from headrace.shared.serving import Served
+from headrace.shared.telemetry import metrics
+from headrace.shared.text.model import TextModel
+from headrace.shared.text.pipeline import TextPipeline
+
+log = structlog.get_logger()
+
+_CANCELLED = "the request was cancelled"
+_TOO_LONG = "the request took longer than its total timeout"
+
+
+class Outcome(Enum):
+    """What became of a request on this worker."""
+
+    DONE = "done"
+    MOVED = "moved"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class Signals:
+    """What may end a run from outside."""
+
+    cancelled: asyncio.Event
+    draining: asyncio.Event
+    started_s: float
+    """Monotonic time at which the item was `age_s` old."""
+    age_s: float
+
+    def remaining_s(self, total_s: float) -> float:
+        """Seconds left of the request's total budget."""
+        return total_s - self.age_s - (time.monotonic() - self.started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Configuration a run needs."""
+
+    chunk_tokens: int
+    default_sampling: Mapping[str, float]
+
+
+class Run:
+    """Runs one claimed request."""
+
+    def __init__(
+        self, bus: Bus, item: Tokenized, claim: Claim, served: Served, text: TextModel, settings: Settings
+    ) -> None:
+        self._bus = bus
+        self._item = item
+        self._claim = claim
+        self._served = served
+        self._settings = settings
+        self._generated = claim.generated
+        self._error: StepError | None = None
+        self._broken = asyncio.Event()
+        self._prompt = claim.prompt
+        sampling = item.request.sampling
+        extra = extra_tokens(item.request.script, 0) if item.request.script is not None else {}
+        self._ids = unpack_ids(item.prompt_ids)
+        self._pipeline = TextPipeline(text.tokenizer, sampling, extra, prompt=self._ids)
+        self._pipeline.replay(self._generated)
+        self._writer = ChunkWriter(
+            bus,
+            claim.lease,
+            self._pipeline,
+            sampling,
+            generated=self._generated,
+            chunk_tokens=settings.chunk_tokens,
+        )
+        self._text = text
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens of work left: what the router counts as load."""
+        return max(0, (self._item.request.max_new or 0) - self._writer.num_logged)
+
+    async def execute(self, signals: Signals) -> Outcome:
+        """Generate until the request ends or has to leave this worker."""
+        try:
+            return await self._execute(signals)
+        except FencedError:
+            metrics.FENCED_PUBLISHES_TOTAL.inc()
+            log.info("lease_lost", request=self._item.request.rid)
+            return Outcome.LOST
+        finally:
+            self._served.driver.release(self._engine_id)
+
+    @property
+    def _engine_id(self) -> str:
+        return f"{self._item.request.rid}:{self._claim.lease.seq}"
+
+    async def _execute(self, signals: Signals) -> Outcome:
+        request = self._item.request
+        if self._claim.log.cancel is not None or signals.cancelled.is_set():
+            return await self._fail(Code.CANCELLED, _CANCELLED)
+        end = self._claim.end
+        if end is not None:
+            return await self._finish(Ending(end.cause, end.match))
+        if (request.max_new or 0) <= len(self._generated):
+            return await self._finish(Ending("length"))
+        if signals.remaining_s(request.deadlines.total_s) <= 0:
+            return await self._fail(Code.TIMEOUT, _TOO_LONG)
+        try:
+            await self._start()
+        except ValueError as error:
+            log.warning("request_refused_by_engine", request=request.rid, reason=str(error))
+            return await self._fail(Code.OVERLOADED, "the request does not fit this server's memory")
+        return await self._generate(signals)
+
+    async def _start(self) -> None:
+        """Queue the sequence on top of the blocks that exist. Raises ValueError as the engine does."""
+        request = self._item.request
+        ids = self._ids
+        driver = self._served.driver
+        keys = self._served.blocks.keys(request, ids)
+        # The last prompt token is always computed here: its logits are where generation starts.
+        num_wanted = min(self._item.prefilled, len(ids) - 1) // driver.block_tokens
+        num_local = await driver.call(lambda engine: engine.num_local(keys))
+        payloads = await self._served.blocks.fetch(keys, num_local, num_wanted)
+        defaults = {**self._text.default_sampling, **self._settings.default_sampling}
+        stop_ids = frozenset(request.sampling.stop_ids)
+        if not request.sampling.ignore_eos:
+            stop_ids |= self._text.eos_ids
+        spec = SequenceSpec(
+            id=self._engine_id,
+            prompt=ids,
+            max_new=request.max_new or 0,
+            sampling=resolve(request.sampling, defaults),
+            generated=self._generated,
+            block_keys=keys,
+            stop_ids=stop_ids,
+            script=request.script,
+            attempt=self._claim.lease.attempt,
+        )
+        await driver.add(spec, self._take, payloads, num_local)
+
+    def _take(self, output: StepOutput | StepError) -> None:
+        if isinstance(output, StepError):
+            self._error = output
+            self._broken.set()
+            return
+        if self._prompt is None and (output.tokens or output.cause is not None):
+            self._announce(output.num_cached)
+        if output.tokens or output.cause is not None:
+            self._writer.feed(output.tokens, output.cause)
+
+    def _announce(self, num_cached: int) -> None:
+        cached = num_cached if self._item.cached is None else self._item.cached
+        self._prompt = PromptUsage(prompt_tokens=len(self._ids), cached_tokens=cached)
+        metrics.KV_HIT_TOKENS_TOTAL.inc(cached)
+        wants_ids = self._item.request.return_token_ids
+        self._writer.announce(self._prompt, self._item.prompt_ids if wants_ids else None)
+
+    async def _generate(self, signals: Signals) -> Outcome:
+        writing = asyncio.ensure_future(self._writer.write_all())
+        events = [asyncio.ensure_future(e.wait()) for e in (signals.cancelled, signals.draining, self._broken)]
+        timeout = max(0.0, signals.remaining_s(self._item.request.deadlines.total_s))
+        try:
+            await asyncio.wait([writing, *events], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            self._served.driver.release(self._engine_id)
+            self._writer.stop()
+            ending = await writing
+        finally:
+            for task in (writing, *events):
+                task.cancel()
+            await asyncio.gather(writing, *events, return_exceptions=True)
+        return await (self._interrupted(signals) if ending is None else self._finish(ending))
+
+    async def _interrupted(self, signals: Signals) -> Outcome:
+        if self._error is not None:
+            log.warning("generation_failed", request=self._item.request.rid, reason=str(self._error))
+            return await self._fail(Code.INTERNAL, "the model failed on this request")
+        if signals.cancelled.is_set():
+            return await self._fail(Code.CANCELLED, _CANCELLED)
+        if signals.draining.is_set():
+            ending = await self._writer.flush()
+            return Outcome.MOVED if ending is None else await self._finish(ending)
+        return await self._fail(Code.TIMEOUT, _TOO_LONG)
+
+    async def _finish(self, ending: Ending) -> Outcome:
+        return await self._write_fin(ending, None)
+
+    async def _fail(self, code: Code, message: str) -> Outcome:
+        cause: Ending = Ending("cancelled" if code is Code.CANCELLED else "error")
+        return await self._write_fin(cause, Failure(code=code, message=message))
+
+    async def _write_fin(self, ending: Ending, failure: Failure | None) -> Outcome:
+        prompt = self._prompt or PromptUsage(prompt_tokens=len(self._ids), cached_tokens=self._item.cached or 0)
+        record = FinRecord(
+            choices=(self._writer.summary(ending),),
+            prompt=prompt,
+            failure=failure,
+            digest=self._writer.digest(),
+            attempts=self._claim.lease.attempt,
+        )
+        if not await runlog.finish(self._bus, self._claim.lease, record):
+            return Outcome.LOST
+        log.info(
+            "request_finished", request=self._item.request.rid, cause=ending.cause, num_tokens=self._writer.num_logged
+        )
+        return Outcome.DONE

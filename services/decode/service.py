@@ -1,0 +1,182 @@
+"""The decode stage: takes placed requests, generates, writes their logs, ends them."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from headrace.decode.claim import claim
+from headrace.decode.run import Outcome, Run, Settings, Signals
+from headrace.shared import runlog, subjects
+from headrace.shared.bus import Delivery
+from headrace.shared.cancels import Cancels
+from headrace.shared.catalogue import lookup
+from headrace.shared.config import Config
+from headrace.shared.deadletters import decode_or_bury
+from headrace.shared.errors import BusError, Code, Failure, QueueFullError
+from headrace.shared.messages import Tokenized, encode
+from headrace.shared.records import FinRecord
+from headrace.shared.reports import State
+from headrace.shared.serving import Models, open_models
+from headrace.shared.slots import Slots
+from headrace.shared.stage import Source, Worker, run_stage
+from headrace.shared.telemetry import metrics
+from headrace.shared.text.model import TextModel, load_text_model
+
+log = structlog.get_logger()
+_decoder = msgspec.msgpack.Decoder(Tokenized)
+_CANCEL_CHECK_S = 2.0
+
+
+def run(config: Config) -> int:
+    """Run one decode process; returns its exit code."""
+    return run_stage(config, "decode", serve)
+
+
+async def serve(worker: Worker) -> None:
+    """Load the models, then generate until draining."""
+    slots = Slots(worker.config.decode.slots)
+    worker.update(slots=slots.total)
+    async with open_models(worker.config, "decode") as models:
+        worker.is_alive = models.is_alive
+        stage = _Decode(worker, models, await _load_texts(worker.config))
+        cancels = Cancels(worker.bus, stage.on_cancel)
+        await cancels.start()
+        worker.collect = lambda: {
+            "active": slots.used,
+            "queued_tokens": stage.tokens_left(),
+            "rate": models.rate(),
+            "cache_ok": models.is_cache_ok(),
+            "kv_free_tokens": models.free_tokens(),
+        }
+        checking = asyncio.create_task(stage.check_cancels(cancels))
+        worker.update(state=State.READY, models=models.reports())
+        try:
+            await models.until_failed(worker.pull(stage.sources(), slots))
+        finally:
+            checking.cancel()
+            await asyncio.gather(checking, return_exceptions=True)
+            await cancels.close()
+
+
+async def _load_texts(config: Config) -> dict[str, TextModel]:
+    def load() -> dict[str, TextModel]:
+        files = [lookup.resolve(name, config.model.dir, check=False) for name in config.model.names]
+        return {one.name: load_text_model(one) for one in files}
+
+    return await asyncio.to_thread(load)
+
+
+@dataclass(slots=True)
+class _Held:
+    ing: str
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    run: Run | None = None
+
+
+class _Decode:
+    """Handles items of this worker's own queue, and of the shared one while no router is there."""
+
+    def __init__(self, worker: Worker, models: Models, texts: dict[str, TextModel]) -> None:
+        self._worker = worker
+        self._bus = worker.bus
+        self._models = models
+        self._texts = texts
+        self._held: dict[str, _Held] = {}
+        metrics.MAP_SIZE.labels(name="decode_held").set_function(lambda: len(self._held))
+        self._settings = Settings(
+            chunk_tokens=worker.config.decode.chunk_tokens,
+            default_sampling=worker.config.model.default_sampling,
+        )
+
+    def sources(self) -> list[Source]:
+        """The consumers this worker pulls."""
+        own = subjects.worker_consumer("decode", self._worker.wid)
+        unrouted = self._worker.is_unrouted
+        return [
+            Source(subjects.DECQ, own, self.handle),
+            Source(subjects.RTEQ, "place-int", self.handle, unrouted),
+            Source(subjects.RTEQ, "place-bat", self.handle, unrouted),
+        ]
+
+    def tokens_left(self) -> int:
+        """Tokens of work held."""
+        return sum(held.run.tokens_left for held in self._held.values() if held.run is not None)
+
+    def on_cancel(self, rid: str) -> None:
+        """Stop a request whose client left."""
+        held = self._held.get(rid)
+        if held is not None:
+            held.cancelled.set()
+
+    async def check_cancels(self, cancels: Cancels) -> None:
+        """Look for tombstones that no live message brought, now and then."""
+        while True:
+            await asyncio.sleep(_CANCEL_CHECK_S)
+            for rid, held in list(self._held.items()):
+                try:
+                    if not held.cancelled.is_set() and await cancels.is_cancelled(held.ing, rid):
+                        held.cancelled.set()
+                except BusError as error:
+                    log.warning("cancel_check_failed", request=rid, reason=str(error))
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Run one request to its end on this worker."""
+        item = await decode_or_bury(self._bus, self._worker.wid, delivery, _decoder)
+        if item is None:
+            return
+        rid = item.request.rid
+        running = self._held.get(rid)
+        if running is not None:
+            # A second delivery of a request that runs here: it is acked when that run ends.
+            await running.ended.wait()
+            await self._bus.ack(delivery)
+            return
+        self._held[rid] = held = _Held(item.request.ing)
+        try:
+            with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="decode")):
+                await self._settle(delivery, item, await self._run(delivery, item, held))
+        finally:
+            del self._held[rid]
+            held.ended.set()
+            self._worker.heartbeat.touch()
+
+    async def _run(self, delivery: Delivery, item: Tokenized, held: _Held) -> Outcome:
+        started_s = time.monotonic()
+        claimed = await claim(self._bus, self._worker.registry, self._worker.wid, delivery, item)
+        if claimed is None:
+            return Outcome.DONE
+        served = self._models.get(item.request.model)
+        text = self._texts.get(item.request.model)
+        if served is None or text is None:
+            failure = Failure(code=Code.MODEL_NOT_FOUND, message="this worker does not serve the model")
+            await runlog.finish(self._bus, claimed.lease, FinRecord(failure=failure))
+            return Outcome.DONE
+        age_s = max(0.0, delivery.time_s - item.accepted_ms / 1000)
+        signals = Signals(held.cancelled, self._worker.draining, started_s=started_s, age_s=age_s)
+        held.run = Run(self._bus, item, claimed, served, text, self._settings)
+        log.info("request_started", request=item.request.rid, attempt=claimed.lease.attempt)
+        return await held.run.execute(signals)
+
+    async def _settle(self, delivery: Delivery, item: Tokenized, outcome: Outcome) -> None:
+        """The one place that acks: a lost request is left alone, whoever holds it acks its own item."""
+        if outcome is Outcome.LOST:
+            return
+        if outcome is Outcome.MOVED:
+            await self._hand_over(delivery, item)
+        await self._bus.ack(delivery, wait=True)
+
+    async def _hand_over(self, delivery: Delivery, item: Tokenized) -> None:
+        request = item.request
+        try:
+            await self._bus.publish(
+                subjects.place(request.cls, request.rid), encode(item), msg_id=f"{request.rid}:{delivery.seq}"
+            )
+        except QueueFullError as error:
+            if not error.duplicate:
+                raise
+        metrics.LEASE_TAKEOVERS_TOTAL.labels(reason="drain").inc()
+        log.info("request_moved_on", request=request.rid)

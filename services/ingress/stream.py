@@ -1,0 +1,73 @@
+"""The client's side of a stream: the status line held back for the first output, keep-alives, slow readers."""
+
+import asyncio
+
+from aiohttp import web
+
+from headrace.ingress import sse
+from headrace.shared.config import Ingress
+from headrace.shared.telemetry import metrics
+
+_PROXY_SHARE = 3
+"""Keep-alives come this often within the time a client is willing to wait for a byte."""
+
+
+class SlowClientError(ConnectionError):
+    """The client did not read for too long."""
+
+
+class EventStream:
+    """One SSE response. All methods raise ConnectionError when the client is gone."""
+
+    def __init__(self, request: web.Request, settings: Ingress) -> None:
+        self._request = request
+        self._settings = settings
+        self._response = web.StreamResponse(headers=sse.HEADERS)
+        self._loop = asyncio.get_running_loop()
+        patience_s = read_timeout(request)
+        share_s = patience_s / _PROXY_SHARE if patience_s else settings.keepalive_s
+        self._keepalive_s = min(settings.keepalive_s, share_s)
+        self._commit_s = min(settings.commit_after_s, self._keepalive_s if patience_s else settings.commit_after_s)
+        self.wake_at = self._loop.time() + self._commit_s
+        """Loop time at which the client should hear something."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the status line is out, so that errors can only be frames."""
+        return self._response.prepared
+
+    async def send(self, frame: bytes) -> None:
+        """Write one frame."""
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await self._response.write(frame)
+        except TimeoutError:
+            metrics.SSE_WRITE_TIMEOUTS_TOTAL.inc()
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise SlowClientError("the client does not read") from None
+        self.wake_at = self._loop.time() + self._keepalive_s
+
+    async def send_all(self, frames: list[bytes]) -> None:
+        """Write frames, each with its own write."""
+        for frame in frames:
+            await self.send(frame)
+
+    async def keep_alive(self) -> None:
+        """Let the client and every proxy on the way hear that the stream lives."""
+        await self.send(sse.KEEPALIVE)
+
+    def close(self) -> web.StreamResponse:
+        """The response to return; aiohttp writes its end."""
+        return self._response
+
+
+def read_timeout(request: web.Request) -> float | None:
+    """Seconds the client waits for a byte, as its SDK says; None when it does not or says nonsense."""
+    try:
+        seconds = float(request.headers.get("x-stainless-read-timeout", ""))
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < 86_400 else None

@@ -1,0 +1,97 @@
+"""One prompt: use the blocks that exist, compute the others, put them in the shared store as they appear.
+
+Prefill never writes the run log. A request it cannot work on goes on to decode uncomputed: whoever holds the right to
+write ends it there.
+"""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from headrace.shared.engine import SequenceSpec, StepError, StepOutput
+from headrace.shared.messages import Tokenized
+from headrace.shared.packing import unpack_ids
+from headrace.shared.serving import Served
+from headrace.shared.telemetry import metrics
+
+log = structlog.get_logger()
+
+_GROUP = 16
+"""Blocks exported and stored in one go: bounds the copies held in memory."""
+
+
+async def prefill(item: Tokenized, served: Served, cancelled: asyncio.Event) -> Tokenized:
+    """Put the prompt's full blocks in the shared store; returns the item with `prefilled` and `cached` set."""
+    ids = unpack_ids(item.prompt_ids)
+    size = served.driver.block_tokens
+    keys = served.blocks.keys(item.request, ids)
+    num_stored = await served.blocks.num_stored(keys)
+    metrics.PROMPT_TOKENS_TOTAL.inc(len(ids))
+    if num_stored == len(keys):
+        return msgspec.structs.replace(item, prefilled=num_stored * size, cached=num_stored * size)
+    work = _Work(item.request.rid, served, keys, cancelled)
+    try:
+        await work.start(ids, num_stored)
+        num_blocks = await work.finish()
+    except ValueError as error:
+        log.warning("prompt_not_computed", request=item.request.rid, reason=str(error))
+        return msgspec.structs.replace(item, cached=0)
+    finally:
+        served.driver.release(work.id)
+    return msgspec.structs.replace(item, prefilled=num_blocks * size, cached=work.num_cached)
+
+
+class _Work:
+    """One prompt on the engine: blocks are stored while later ones are still being computed."""
+
+    def __init__(self, rid: str, served: Served, keys: list[str], cancelled: asyncio.Event) -> None:
+        self.id = rid
+        self.num_cached = 0
+        self._served = served
+        self._keys = keys
+        self._cancelled = cancelled
+        self._num_done = 0
+        self._num_stored = 0
+        self._ended = False
+        self._news = asyncio.Event()
+
+    async def start(self, ids: list[int], num_stored: int) -> None:
+        """Queue the prompt on top of what this engine and the store have. Raises ValueError as the engine does."""
+        self._num_stored = num_stored
+        driver = self._served.driver
+        local = await driver.call(lambda engine: engine.num_local(self._keys))
+        payloads = await self._served.blocks.fetch(self._keys, local, num_stored)
+        spec = SequenceSpec(id=self.id, prompt=ids, max_new=0, block_keys=self._keys)
+        await driver.add(spec, self._take, payloads, local)
+
+    async def finish(self) -> int:
+        """Store blocks as they are computed; returns how many leading ones the store has at the end."""
+        size = self._served.driver.block_tokens
+        while not self._cancelled.is_set():
+            await self._news.wait()
+            self._news.clear()
+            ended, num_full = self._ended, min(self._num_done // size, len(self._keys))
+            while self._num_stored < num_full and not self._cancelled.is_set():
+                if not await self._store_group(num_full):
+                    return self._num_stored
+            if ended:
+                break
+        return self._num_stored
+
+    async def _store_group(self, num_full: int) -> bool:
+        first, last = self._num_stored, min(num_full, self._num_stored + _GROUP)
+        payloads = await self._served.driver.call(lambda engine: engine.export(self.id, first, last))
+        num = await self._served.blocks.put(self._keys, first, payloads)
+        self._num_stored += num
+        return num == last - first
+
+    def _take(self, output: StepOutput | StepError) -> None:
+        if isinstance(output, StepError):
+            log.warning("prompt_not_computed", request=self.id, reason=str(output))
+            self._ended = True
+        else:
+            self._num_done = max(self._num_done, output.num_computed)
+            self.num_cached = max(self.num_cached, output.num_cached)
+            self._ended = self._ended or output.cause is not None
+        self._news.set()

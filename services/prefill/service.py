@@ -1,0 +1,123 @@
+"""The prefill stage: computes prompts into the shared block store and hands the requests back to the router."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from headrace.prefill.handle import prefill
+from headrace.shared import subjects
+from headrace.shared.bus import Delivery
+from headrace.shared.cancels import Cancels
+from headrace.shared.config import Config
+from headrace.shared.deadletters import decode_or_bury
+from headrace.shared.errors import QueueFullError
+from headrace.shared.messages import Tokenized, encode
+from headrace.shared.packing import num_packed
+from headrace.shared.reports import State
+from headrace.shared.serving import Models, open_models
+from headrace.shared.slots import Slots
+from headrace.shared.stage import Source, Worker, run_stage
+from headrace.shared.telemetry import metrics
+
+log = structlog.get_logger()
+_decoder = msgspec.msgpack.Decoder(Tokenized)
+
+
+def run(config: Config) -> int:
+    """Run one prefill process; returns its exit code."""
+    return run_stage(config, "prefill", serve)
+
+
+async def serve(worker: Worker) -> None:
+    """Load the models, then work until draining."""
+    slots = Slots(worker.config.prefill.slots)
+    worker.update(slots=slots.total)
+    async with open_models(worker.config, "prefill") as models:
+        worker.is_alive = models.is_alive
+        stage = _Prefill(worker, models)
+        cancels = Cancels(worker.bus, stage.on_cancel)
+        await cancels.start()
+        worker.collect = lambda: {
+            "active": slots.used,
+            "queued_tokens": stage.queued_tokens(),
+            "rate": models.rate(),
+            "cache_ok": models.is_cache_ok(),
+            "kv_free_tokens": models.free_tokens(),
+        }
+        worker.update(state=State.READY, models=models.reports())
+        try:
+            await models.until_failed(worker.pull(stage.sources(), slots))
+        finally:
+            await cancels.close()
+
+
+@dataclass(slots=True)
+class _Held:
+    tokens: int
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class _Prefill:
+    """Handles items of this worker's own queue, and of the shared one while no router is there."""
+
+    def __init__(self, worker: Worker, models: Models) -> None:
+        self._worker = worker
+        self._models = models
+        self._held: dict[str, _Held] = {}
+        metrics.MAP_SIZE.labels(name="prefill_held").set_function(lambda: len(self._held))
+
+    def sources(self) -> list[Source]:
+        """The consumers this worker pulls."""
+        own = subjects.worker_consumer("prefill", self._worker.wid)
+        return [
+            Source(subjects.PREQ, own, self.handle),
+            Source(subjects.RTEQ, "route-int", self.handle, self._worker.is_unrouted),
+            Source(subjects.RTEQ, "route-bat", self.handle, self._worker.is_unrouted),
+        ]
+
+    def queued_tokens(self) -> int:
+        """Prompt tokens held."""
+        return sum(held.tokens for held in self._held.values())
+
+    def on_cancel(self, rid: str) -> None:
+        """Stop computing for a request whose client left."""
+        held = self._held.get(rid)
+        if held is not None:
+            held.cancelled.set()
+
+    async def handle(self, delivery: Delivery) -> None:
+        """Compute one prompt and hand it over to be placed."""
+        item = await decode_or_bury(self._worker.bus, self._worker.wid, delivery, _decoder)
+        if item is None:
+            return
+        rid = item.request.rid
+        if rid in self._held:
+            await self._worker.bus.ack(delivery)
+            return
+        served = self._models.get(item.request.model)
+        self._held[rid] = held = _Held(num_packed(item.prompt_ids))
+        try:
+            with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="prefill")):
+                done = item if served is None else await prefill(item, served, held.cancelled)
+            await self._hand_over(delivery, done)
+        finally:
+            del self._held[rid]
+            self._worker.heartbeat.touch()
+
+    async def _hand_over(self, delivery: Delivery, item: Tokenized) -> None:
+        request = item.request
+        if item.cached is None:
+            item = msgspec.structs.replace(item, cached=0)
+        try:
+            await self._worker.bus.publish(
+                subjects.place(request.cls, request.rid),
+                encode(item),
+                msg_id=f"{request.rid}:{delivery.stream}:{delivery.seq}",
+            )
+        except QueueFullError as error:
+            if not error.duplicate:
+                raise
+        await self._worker.bus.ack(delivery)
+        log.info("prefilled", request=request.rid, num_tokens=item.prefilled, num_cached=item.cached)

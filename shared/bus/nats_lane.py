@@ -1,0 +1,173 @@
+"""A lane: one private inbox that carries one pull request at a time.
+
+JetStream delivers items under their own subject, so the subscription alone tells which pull an item answers. What comes
+to a lane outside its pull is given back to the queue at once: nothing waits unseen for its ack timer.
+"""
+
+import asyncio
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import msgspec
+
+from headrace.shared.bus import Delivery
+from headrace.shared.bus.nats_link import Link
+from headrace.shared.bus.nats_wire import NO_RESPONDERS, Frame
+from headrace.shared.errors import BusUnavailableError
+
+_NS = 1_000_000_000
+_ACK_TOKENS = 9
+_GRACE_S = 0.25
+"""How long past its expiry the server's word on a pull is waited for."""
+_LINGER_S = 0.05
+"""How long a batch is held open once it has items: the rest of it is on the wire already, or not there."""
+_FORGOTTEN_S = 1.0
+"""How long after its expiry the server may still act on a pull."""
+
+NAK = b"-NAK"
+
+
+class End(Enum):
+    """How a pull ended."""
+
+    ITEMS = auto()
+    EXPIRED = auto()
+    LOST = auto()
+    """The connection was renewed, the server may have forgotten the pull."""
+    BUSY = auto()
+    """Other pulls wait for more than there is."""
+    MISSING = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """One pull request: up to `batch` items, or whatever there is once there is something when `is_burst`."""
+
+    stream: str
+    consumer: str
+    batch: int
+    expires_s: float
+    is_burst: bool
+
+    def body(self) -> bytes:
+        """The request as JetStream reads it; without expiry it is answered at once."""
+        fields: dict[str, object] = {"batch": self.batch}
+        if self.expires_s > 0:
+            fields["expires"] = int(self.expires_s * _NS)
+        if self.is_burst or self.expires_s <= 0:
+            fields["no_wait"] = True
+        return msgspec.json.encode(fields)
+
+
+@dataclass(slots=True)
+class Lane:
+    """See the module's docstring; `idle_at` is the loop time from which the lane may carry another pull."""
+
+    link: Link
+    inbox: str
+    idle_at: float = 0.0
+    _frames: asyncio.Queue[Frame | None] | None = None
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    async def on_frame(self, frame: Frame) -> None:
+        """Take a frame off the wire."""
+        if self._frames is not None:
+            self._frames.put_nowait(frame)
+        elif frame.reply:
+            await self._give_back(frame.reply)
+
+    def interrupt(self) -> None:
+        """The connection was renewed: end the running pull."""
+        if self._frames is not None:
+            self._frames.put_nowait(None)
+
+    async def pull(self, request: Pull) -> tuple[list[Delivery], End]:
+        """Run one pull to its end. Items that cannot be returned are given back, also on cancellation."""
+        assert self._frames is None
+        loop = asyncio.get_running_loop()
+        self._frames = asyncio.Queue()
+        self.idle_at = loop.time() + request.expires_s + _FORGOTTEN_S
+        items: list[Delivery] = []
+        try:
+            reply = f"{self.inbox}.{next(self._numbers)}"
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{request.stream}.{request.consumer}"
+            await self.link.send(subject, request.body(), reply=reply)
+            end = await self._collect(request, reply, items, self._frames)
+        except BaseException:
+            for item in items:
+                self.link.spawn(self._give_back(str(item.token)))
+            raise
+        finally:
+            self._close()
+        return items, end
+
+    async def _collect(
+        self, request: Pull, reply: str, items: list[Delivery], frames: "asyncio.Queue[Frame | None]"
+    ) -> End:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.expires_s + _GRACE_S
+        while len(items) < request.batch:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    frame = await frames.get()
+            except TimeoutError:
+                return End.ITEMS if items else End.EXPIRED
+            if frame is None:
+                return End.ITEMS if items else End.LOST
+            if frame.reply:
+                await self._take(frame, request, items)
+                deadline = loop.time() + _LINGER_S
+            elif frame.subject == reply:
+                self.idle_at = 0.0
+                return End.ITEMS if items else _ending(frame)
+        self.idle_at = 0.0
+        return End.ITEMS
+
+    async def _take(self, frame: Frame, request: Pull, items: list[Delivery]) -> None:
+        item = delivery(frame)
+        if (item.stream, item.consumer) == (request.stream, request.consumer):
+            items.append(item)
+        else:
+            await self._give_back(frame.reply)
+
+    async def _give_back(self, ack_subject: str) -> None:
+        with suppress(BusUnavailableError):
+            await self.link.send(ack_subject, NAK)
+
+    def _close(self) -> None:
+        frames, self._frames = self._frames, None
+        assert frames is not None
+        while not frames.empty():
+            frame = frames.get_nowait()
+            if frame is not None and frame.reply:
+                self.link.spawn(self._give_back(frame.reply))
+
+
+def delivery(frame: Frame) -> Delivery:
+    """Decode an item; its ack subject is `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<cseq>.<ns>.<pending>`."""
+    tokens = frame.reply.split(".")
+    assert len(tokens) == _ACK_TOKENS, f"unknown form of ack subject: {frame.reply}"
+    return Delivery(
+        stream=tokens[2],
+        consumer=tokens[3],
+        subject=frame.subject,
+        data=frame.data,
+        seq=int(tokens[5]),
+        time_s=int(tokens[7]) / _NS,
+        num_delivered=int(tokens[4]),
+        token=frame.reply,
+    )
+
+
+def _ending(frame: Frame) -> End:
+    description = frame.headers.get("Description", "")
+    if frame.status == NO_RESPONDERS or "Consumer Deleted" in description:
+        return End.MISSING
+    if frame.status == "408" and "Requests Pending" in description:
+        return End.BUSY
+    if frame.status in {"404", "408"}:
+        return End.EXPIRED
+    return End.REFUSED

@@ -1,0 +1,164 @@
+"""Runs one engine on its own thread and lets coroutines use it.
+
+The engine is synchronous and single-threaded; the event loop must never wait for it. Commands run on the engine's
+thread between two steps, the outputs of a step reach the loop in one call.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import structlog
+
+from headrace.shared.engine import Engine, Pressure, SequenceSpec, StepError, StepOutput
+from headrace.shared.telemetry import metrics
+
+_STUCK_S = 30.0
+"""A step that takes longer than this counts as wedged: the worker stops its heartbeats and loses its work."""
+_RATE_DECAY = 0.8
+
+T = TypeVar("T")
+Sink = Callable[[StepOutput | StepError], None]
+log = structlog.get_logger()
+
+
+class PacedEngine(Engine, Protocol):
+    """An engine that may have nothing to do until some time."""
+
+    def next_due(self) -> float | None:
+        """Monotonic seconds at which `has_work` turns True by itself; None if it will not."""
+
+
+@dataclass(slots=True)
+class _Command:
+    run: Callable[[PacedEngine], object]
+    done: Future[object]
+
+
+class EngineDriver:
+    """One engine, one thread."""
+
+    def __init__(self, engine: PacedEngine, name: str) -> None:
+        self._engine = engine
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        metrics.MAP_SIZE.labels(name=f"engine_{name}").set_function(lambda: len(self._sinks))
+        self._step_began: float | None = None
+        self._thread = threading.Thread(target=self._work, name=f"engine-{name}", daemon=True)
+        self.block_tokens = engine.block_tokens
+        self.max_context = engine.max_context
+        self.failed = asyncio.Event()
+        """Set when the engine broke as a whole: the worker must end."""
+        self.pressure: Pressure = engine.pressure()
+        """Load after the last step or command."""
+        self.rate = 0.0
+        """Tokens computed per second of stepping, prompt and generated alike; decays over steps."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the thread end after its current step."""
+        self._commands.put(None)
+        self._thread.join(timeout=5.0)
+
+    def is_alive(self) -> bool:
+        """Whether the engine makes progress: its thread runs and no step takes for ever."""
+        began = self._step_began
+        return self._thread.is_alive() and (began is None or time.monotonic() - began < _STUCK_S)
+
+    async def call(self, run: Callable[[PacedEngine], T]) -> T:
+        """Run `run(engine)` on the engine's thread between two steps and return its result."""
+        done: Future[object] = Future()
+        self._commands.put(_Command(run, done))
+        return await asyncio.wrap_future(done)  # type: ignore[return-value]  # the command's own result
+
+    async def add(self, spec: SequenceSpec, sink: Sink, blocks: Sequence[bytes] = (), first_block: int = 0) -> None:
+        """Queue a sequence; `sink` is called on the loop with every output. Raises ValueError as the engine does."""
+        self._sinks[spec.id] = sink
+        try:
+            await self.call(lambda engine: engine.add(spec, blocks, first_block))
+        except ValueError:
+            self._sinks.pop(spec.id, None)
+            raise
+
+    def release(self, id: str) -> None:  # noqa: A002  # the engine contract's word
+        """Forget a sequence in any state; no output arrives after this. Does not wait for the engine."""
+        self._sinks.pop(id, None)
+        self._commands.put(_Command(lambda engine: engine.release(id), Future()))
+
+    @property
+    def num_sinks(self) -> int:
+        """Sequences somebody listens to."""
+        return len(self._sinks)
+
+    def _work(self) -> None:
+        try:
+            while self._run_commands():
+                if self._engine.has_work():
+                    self._step()
+        except Exception:  # an engine that broke as a whole must take its worker down
+            log.exception("engine_failed")
+            self._loop.call_soon_threadsafe(self.failed.set)
+
+    def _run_commands(self) -> bool:
+        """Run what is queued; wait for the next command while there is nothing to compute. False: stop."""
+        while True:
+            try:
+                command = self._next_command()
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._run(command)
+
+    def _next_command(self) -> _Command | None:
+        if self._engine.has_work():
+            return self._commands.get_nowait()
+        due = self._engine.next_due()
+        if due is None:
+            return self._commands.get()
+        return self._commands.get(timeout=max(0.0, due - time.monotonic()))
+
+    def _run(self, command: _Command) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        try:
+            command.done.set_result(command.run(self._engine))
+        except Exception as error:  # noqa: BLE001  # whatever a command raises belongs to its caller
+            command.done.set_exception(error)
+        self._look()
+
+    def _step(self) -> None:
+        self._step_began = began = time.monotonic()
+        outputs: Sequence[StepOutput | StepError]
+        try:
+            outputs = self._engine.step()
+        except StepError as error:
+            outputs = [error]
+        self._step_began = None
+        seconds = time.monotonic() - began
+        metrics.STEP_SECONDS.observe(seconds)
+        num_tokens = sum(len(o.tokens) for o in outputs if isinstance(o, StepOutput))
+        if num_tokens and seconds > 0:
+            self.rate = _RATE_DECAY * self.rate + (1 - _RATE_DECAY) * num_tokens / seconds
+        self._look()
+        if outputs:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _look(self) -> None:
+        self.pressure = pressure = self._engine.pressure()
+        metrics.KV_BLOCKS_USED.set(pressure.used_blocks)
+
+    def _deliver(self, outputs: Sequence[StepOutput | StepError]) -> None:
+        for output in outputs:
+            sink = self._sinks.get(output.id)
+            if sink is not None:
+                sink(output)

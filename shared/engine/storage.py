@@ -1,0 +1,56 @@
+"""Key and value tensors of every layer, by block; exports and imports blocks as raw bytes.
+
+Knows no sequences and no content addresses: a block is a number.
+"""
+
+import torch
+from torch import Tensor
+
+from headrace.shared.model.config import ModelConfig
+
+
+class KVStorage:
+    """`num_blocks` blocks of `block_tokens` slots each; physical slot = block · block_tokens + offset.
+
+    Memory is reserved, not touched: pages come into being when a block is first written.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self.dtype = dtype
+        shape = (len(config.layers), 2, num_blocks * block_tokens, config.kv_heads, config.head_dim)
+        self._tensor = torch.empty(shape, dtype=dtype, device=device)
+        self._layers = [(kv[0], kv[1]) for kv in self._tensor]
+
+    @staticmethod
+    def block_bytes_for(config: ModelConfig, block_tokens: int, dtype: torch.dtype) -> int:
+        """Size of one block's payload, for sizing a storage before it exists."""
+        return len(config.layers) * 2 * block_tokens * config.kv_heads * config.head_dim * dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of one block's payload."""
+        return self._block(0).numel() * self.dtype.itemsize
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [num_blocks * block_tokens, kv_heads, head_dim]."""
+        return self._layers[index]
+
+    def export_block(self, block: int) -> bytes:
+        """Raw bytes of a block, [layers, keys | values, block_tokens, kv_heads, head_dim] in machine order."""
+        return self._block(block).contiguous().cpu().view(torch.uint8).numpy().tobytes()
+
+    def import_block(self, block: int, payload: bytes) -> None:
+        """Put exported bytes back, bit for bit; raises ValueError if the size is wrong."""
+        if len(payload) != self.block_bytes:
+            raise ValueError(f"block payload has {len(payload)} bytes, expected {self.block_bytes}")
+        target = self._block(block)
+        # bytearray: torch refuses to promise anything about read-only buffers.
+        target.copy_(torch.frombuffer(bytearray(payload), dtype=self.dtype).view(target.shape))
+
+    def _block(self, block: int) -> Tensor:
+        start = block * self.block_tokens
+        return self._tensor[:, :, start : start + self.block_tokens]

@@ -1,0 +1,80 @@
+"""What a decoder is made of: every switch of the one generic decoder, as data.
+
+Knows no file format and no family: `archs` translate a family's metadata into this, `decoder` builds from it.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from headrace.shared.errors import ModelError
+
+
+class Rope(msgspec.Struct, frozen=True, kw_only=True):
+    """One rotary embedding over the whole head dimension, half-split layout."""
+
+    theta: float
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    """`linear`: positions are divided by it. `llama3`: low frequencies are."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+    """`llama3`: the context length the frequencies were trained for."""
+    divisors: tuple[float, ...] = ()
+    """One more divisor per frequency, as some files carry them ready-made; empty for none."""
+
+
+class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What may differ from layer to layer."""
+
+    rope: Rope
+    window: int | None = None
+    """Key j is visible to query i only if i - j < window; None sees everything before it."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The switches of one model; sizes are counts of elements."""
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+    """Most tokens of one sequence."""
+    layers: tuple[LayerConfig, ...]
+    norm_eps: float
+    attention_scale: float
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    tie: bool = False
+    """The output head is the embedding table."""
+    embed_scale: float = 1.0
+    norm_plus_one: bool = False
+    """The file stores norm weights less one."""
+    qk_norm: bool = False
+    """RMS norm over each query and key head before the rotary embedding."""
+    sandwich_norms: bool = False
+    """Norms also after attention and after the MLP, before the residual is added."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    attention_softcap: float | None = None
+    """Scores become cap · tanh(score / cap) before the mask."""
+    final_softcap: float | None = None
+    """The same for logits."""
+
+    def __post_init__(self) -> None:
+        sizes = (self.vocab, self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim, self.context)
+        if min(sizes) < 1 or not self.layers:
+            raise ModelError(f"model sizes must be positive, got {sizes} and {len(self.layers)} layers")
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ModelError(
+                f"{self.heads} query heads of {self.head_dim} elements do not divide among {self.kv_heads} key heads"
+            )
+
+    @property
+    def heads_per_kv(self) -> int:
+        """Query heads that share one key head."""
+        return self.heads // self.kv_heads

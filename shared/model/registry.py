@@ -1,0 +1,23 @@
+"""Which family serves which architecture name; families are imported on first use."""
+
+from importlib import import_module
+from typing import Literal
+
+from headrace.shared.errors import ModelError
+from headrace.shared.model.archs.family import Family
+
+_ARCHS = "headrace.shared.model.archs"
+HF = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3"}
+"""`architectures` of a config.json → module under `archs`."""
+GGUF = {"llama": "llama", "gemma3": "gemma3"}
+"""`general.architecture` of a GGUF file → module under `archs`."""
+
+
+def family(kind: Literal["hf", "gguf"], arch: object) -> Family:
+    """The family of an architecture name; raises ModelError naming an unknown one."""
+    table = HF if kind == "hf" else GGUF
+    module = table.get(arch) if isinstance(arch, str) else None
+    if module is None:
+        raise ModelError(f"architecture {arch!r} is not supported; supported are {', '.join(table)}")
+    found: Family = import_module(f"{_ARCHS}.{module}").FAMILY
+    return found

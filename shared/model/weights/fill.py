@@ -1,0 +1,70 @@
+"""Put named tensors into a decoder: every parameter exactly once, nothing silently left over.
+
+Knows the decoder's own names (`layers.3.attention.q.weight`); families translate theirs into these.
+"""
+
+from collections.abc import Iterable
+
+import structlog
+import torch
+from torch import Tensor
+
+from headrace.shared.errors import ModelError
+from headrace.shared.model.decoder import Decoder, Embedding
+from headrace.shared.model.layers.linear import Linear
+from headrace.shared.model.layers.norm import HeadNorm, RMSNorm
+
+_SHOWN = 20
+log = structlog.get_logger()
+
+
+@torch.no_grad()
+def fill(decoder: Decoder, tensors: Iterable[tuple[str, Tensor]], source: str) -> None:
+    """Copy `tensors` into the decoder's parameters.
+
+    Tensors nothing asks for are logged. Raises ModelError if a parameter is missing or a shape is wrong; `source` names
+    the file in it.
+    """
+    views = weight_views(decoder)
+    unexpected: list[str] = []
+    for name, tensor in tensors:
+        view = views.pop(name, None)
+        if view is None:
+            unexpected.append(name)
+        elif view.shape != tensor.shape:
+            raise ModelError(
+                f"{source}: {name} has shape {list(tensor.shape)}, the configuration implies {list(view.shape)}"
+            )
+        else:
+            view.copy_(tensor)
+    if views:
+        raise ModelError(f"{source}: {len(views)} missing tensors: {_shown(sorted(views))}")
+    if unexpected:
+        log.warning("weights_unexpected", source=source, num_tensors=len(unexpected), names=unexpected[:_SHOWN])
+    if decoder.config.norm_plus_one:
+        for module in decoder.modules():
+            if isinstance(module, RMSNorm | HeadNorm):
+                module.weight.add_(1.0)
+
+
+def weight_views(decoder: Decoder) -> dict[str, Tensor]:
+    """Every parameter under its own name, the parts of joined projections as separate views."""
+    views: dict[str, Tensor] = {}
+    for path, module in decoder.named_modules():
+        parent = path.rpartition(".")[0]
+        prefix = f"{parent}." if parent else ""
+        if isinstance(module, Embedding | RMSNorm):
+            views[f"{path}.weight"] = module.weight
+        elif isinstance(module, HeadNorm):
+            views[f"{prefix}q_norm.weight"], views[f"{prefix}k_norm.weight"] = module.weight
+        elif isinstance(module, Linear) and not (module is decoder.head and decoder.config.tie):
+            for part, rows in module.part_rows().items():
+                views[f"{prefix}{part}.weight"] = module.weight[rows]
+                if module.bias is not None:
+                    views[f"{prefix}{part}.bias"] = module.bias[rows]
+    return views
+
+
+def _shown(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

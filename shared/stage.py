@@ -1,0 +1,173 @@
+"""What every stage process is built on: connection, registry, heartbeat, metrics, signals, drain, exit code.
+
+A stage is one coroutine `main(worker)` that reports itself ready, pulls its queues until `worker.draining` is set,
+finishes what it holds and returns. Everything else of its life is here.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+import uvloop
+
+from headrace.shared import streams, subjects
+from headrace.shared.bus import Bus, Delivery
+from headrace.shared.bus.nats import NatsBus, connect
+from headrace.shared.config import Config
+from headrace.shared.errors import ConfigError
+from headrace.shared.ids import new_wid
+from headrace.shared.registry import Heartbeat, Registry
+from headrace.shared.reports import State, WorkerReport
+from headrace.shared.slots import RENEW_S, ROUTED_RENEW_S, Puller, Slots
+from headrace.shared.telemetry import log as logs
+from headrace.shared.telemetry import metrics
+
+log = structlog.get_logger()
+
+Main = Callable[["Worker"], Awaitable[None]]
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One consumer a stage pulls, with the handler of its items."""
+
+    stream: str
+    consumer: str
+    handle: Callable[[Delivery], Awaitable[None]]
+    enabled: Callable[[], bool] = lambda: True
+    """While False the consumer is left alone."""
+
+    @property
+    def renew_s(self) -> float:
+        """The router's queue has an ack wait of two seconds, the workers' queues of ten."""
+        return ROUTED_RENEW_S if self.stream == subjects.RTEQ else RENEW_S
+
+
+class Worker:
+    """One process of a stage, as its main coroutine sees it."""
+
+    def __init__(self, config: Config, stage: str, wid: str, bus: Bus) -> None:
+        self.config = config
+        self.stage = stage
+        self.wid = wid
+        self.bus = bus
+        self.registry = Registry(bus)
+        self.draining = asyncio.Event()
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Whether the worker makes progress: gates heartbeats and ack timers."""
+        self.collect: Callable[[], dict[str, object]] = dict
+        """Gives the report fields that change all the time (load, rates); read at every beat."""
+        self._report = WorkerReport(stage=stage, wid=wid, pid=os.getpid(), started_ms=time.time_ns() // 1_000_000)
+        self.heartbeat = Heartbeat(bus, self._current)
+
+    @property
+    def report(self) -> WorkerReport:
+        """The report as it stands, without the fields of `collect`."""
+        return self._report
+
+    def update(self, **fields: object) -> None:
+        """Change fields of the report and send it soon."""
+        self._report = msgspec.structs.replace(self._report, **fields)
+        self.heartbeat.touch()
+
+    def is_unrouted(self) -> bool:
+        """Whether no router is there, so that workers pull the router's queue themselves."""
+        return not self.registry.ready("router")
+
+    async def pull(self, sources: Sequence[Source], slots: Slots) -> None:
+        """Pull all sources until draining, then wait for what was started."""
+        puller = Puller(self.bus, slots, self.draining, is_alive=self.is_alive)
+        metrics.SLOTS_USED.set_function(lambda: slots.used)
+        renewing = asyncio.create_task(puller.renew())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sources:
+                    group.create_task(self._pull(puller, source))
+            await puller.settle()
+        finally:
+            renewing.cancel()
+
+    async def _pull(self, puller: Puller, source: Source) -> None:
+        age = metrics.QUEUE_AGE_SECONDS.labels(stage=self.stage)
+
+        async def handle(delivery: Delivery) -> None:
+            age.observe(max(0.0, time.time() - delivery.time_s))
+            await source.handle(delivery)
+
+        await puller.run(source.stream, source.consumer, handle, renew_s=source.renew_s, enabled=source.enabled)
+
+    def _current(self) -> WorkerReport | None:
+        if not self.is_alive():
+            return None
+        return msgspec.structs.replace(self._report, **self.collect())
+
+
+def run_stage(config: Config, stage: str, main: Main) -> int:
+    """Run one stage process to its end: 0 after a drain, 1 when it failed or lost the server for good.
+
+    Raises ConfigError when the server cannot be used at start (exit code 78).
+    """
+    wid = os.environ.get("HEADRACE_WID") or new_wid(stage)
+    logs.setup(config.log, stage, wid)
+    return uvloop.run(_serve(config, stage, wid, main))
+
+
+async def _serve(config: Config, stage: str, wid: str, main: Main) -> int:
+    async with _connected(config, wid) as bus:
+        worker = Worker(config, stage, wid, bus)
+        _drain_on_signals(worker)
+        worker.update(metrics=metrics.serve())
+        await worker.registry.start()
+        beating = asyncio.create_task(worker.heartbeat.run())
+        log.info("stage_starting", pid=os.getpid())
+        try:
+            return await _run_main(worker, bus, main)
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await worker.heartbeat.withdraw()
+            await worker.registry.close()
+            log.info("stage_stopped")
+
+
+async def _run_main(worker: Worker, bus: NatsBus, main: Main) -> int:
+    running = asyncio.ensure_future(main(worker))
+    lost = asyncio.create_task(bus.closed.wait())
+    await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
+    lost.cancel()
+    if not running.done():
+        log.error("server_connection_closed")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return 1
+    await running
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _connected(config: Config, wid: str) -> AsyncIterator[NatsBus]:
+    if not config.nats.url:
+        raise ConfigError("nats.url is not set: a stage needs a running server (headrace up starts its own)")
+    bus = await connect(config.nats.url, name=wid, timeout_s=config.nats.connect_s)
+    try:
+        drift = await streams.check(bus)
+        if drift:
+            raise ConfigError(f"the streams are not as expected: {'; '.join(drift)}")
+        yield bus
+    finally:
+        await bus.close()
+
+
+def _drain_on_signals(worker: Worker) -> None:
+    def drain() -> None:
+        log.info("draining")
+        worker.update(state=State.DRAINING)
+        worker.draining.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, drain)

@@ -1,0 +1,119 @@
+import asyncio
+
+from headrace.router.fleet import Fleet
+from headrace.shared.messages import Deadlines, Request, Tokenized
+from headrace.shared.packing import pack_ids
+from headrace.shared.registry import Listener
+from headrace.shared.reports import ModelReport, State, WorkerReport
+
+
+class FakeRegistry:
+    """A registry whose entries the test sets."""
+
+    def __init__(self) -> None:
+        self.reports: dict[str, WorkerReport] = {}
+        self.listeners: list[Listener] = []
+
+    def workers(self, stage: str) -> list[WorkerReport]:
+        return [report for report in self.reports.values() if report.stage == stage]
+
+    def on_change(self, listener: Listener) -> None:
+        self.listeners.append(listener)
+
+    def report(self, wid: str, **fields: object) -> None:
+        known = {"stage": "decode", "state": State.READY, "models": (ModelReport(name="m"),), "slots": 1}
+        self.reports[wid] = report = WorkerReport(wid=wid, **{**known, **fields})
+        for listener in self.listeners:
+            listener(wid, report)
+
+    def gone(self, wid: str) -> None:
+        del self.reports[wid]
+        for listener in self.listeners:
+            listener(wid, None)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def item(rid: str = "r", *, suspect: bool = False, session: str = "") -> Tokenized:
+    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=600)
+    request = Request(rid=rid, ing="i", model="m", deadlines=deadlines, max_new=10, session=session)
+    return Tokenized(request=request, prompt_ids=pack_ids(range(5)), accepted_ms=0, suspect=suspect)
+
+
+def fleet() -> tuple[Fleet, FakeRegistry, Clock]:
+    registry, clock = FakeRegistry(), Clock()
+    return Fleet(registry, 1, clock), registry, clock  # type: ignore[arg-type]  # the part of it that Fleet uses
+
+
+def test_assignments_fill_a_worker_until_its_report_shows_them() -> None:
+    router, registry, clock = fleet()
+    registry.report("a")
+    router.assigned("a", "decode", item("1"))
+    router.assigned("a", "decode", item("2"))
+
+    assert not router.has_room("decode")
+
+    clock.now = 1.0
+    registry.report("a", active=1)
+
+    assert router.has_room("decode")
+
+
+def test_a_report_right_after_an_assignment_does_not_make_room() -> None:
+    router, registry, clock = fleet()
+    registry.report("a")
+    router.assigned("a", "decode", item("1"))
+    router.assigned("a", "decode", item("2"))
+
+    clock.now = 0.1
+    registry.report("a", active=0, queued_tokens=1)
+
+    assert not router.has_room("decode")
+
+
+def test_a_suspect_keeps_its_worker_until_the_worker_is_idle_again() -> None:
+    router, registry, clock = fleet()
+    registry.report("a", slots=8)
+    router.assigned("a", "decode", item("1", suspect=True))
+
+    clock.now = 1.0
+    registry.report("a", slots=8, active=1)
+    assert router.choose("decode", item("2")) is None
+
+    registry.report("a", slots=8, active=0)
+    assert router.choose("decode", item("2")) == "a"
+
+
+def test_assignments_of_a_worker_that_is_gone_are_forgotten() -> None:
+    router, registry, _ = fleet()
+    registry.report("a")
+    router.assigned("a", "decode", item("1", suspect=True))
+    registry.gone("a")
+    registry.report("a")
+
+    assert router.choose("decode", item("2")) == "a"
+
+
+def test_a_session_returns_to_its_worker() -> None:
+    router, registry, clock = fleet()
+    for name in "abcdefgh":
+        registry.report(name, slots=100)
+    router.assigned("e", "decode", item("1", session="s"))
+    clock.now = 1.0
+    registry.report("e", slots=99)
+
+    assert {router.choose("decode", item(str(n), session="s")) for n in range(20)} == {"e"}
+
+
+async def test_waiting_ends_with_the_next_report() -> None:
+    router, registry, _ = fleet()
+    waiting = asyncio.create_task(router.changed(timeout_s=30))
+    await asyncio.sleep(0)
+    registry.report("a")
+
+    await asyncio.wait_for(waiting, 1)

@@ -1,0 +1,92 @@
+import random
+
+import pytest
+
+from headrace.router import policy
+from headrace.router.policy import InFlight
+from headrace.shared.messages import Deadlines, Request, Tokenized
+from headrace.shared.packing import pack_ids
+from headrace.shared.reports import ModelReport, State, WorkerReport
+
+MODELS = (ModelReport(name="m"),)
+
+
+def item(num_tokens: int = 100, *, suspect: bool = False, cached: int | None = None) -> Tokenized:
+    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=600)
+    request = Request(rid="r", ing="i", model="m", deadlines=deadlines, max_new=10)
+    return Tokenized(
+        request=request, prompt_ids=pack_ids(range(num_tokens)), accepted_ms=0, suspect=suspect, cached=cached
+    )
+
+
+def worker(wid: str, **fields: object) -> WorkerReport:
+    known = {"stage": "decode", "state": State.READY, "models": MODELS, "slots": 4, "rate": 100.0, "cache_ok": True}
+    return WorkerReport(wid=wid, **{**known, **fields})
+
+
+def choose(work: Tokenized, workers: list[WorkerReport], last: str | None = None, **in_flight: InFlight) -> str | None:
+    return policy.choose(work, workers, in_flight, queue_per_worker=1, last_wid=last, rng=random.Random(1))
+
+
+def test_the_least_loaded_worker_is_chosen_by_time_not_by_tokens() -> None:
+    workers = [worker("slow", queued_tokens=100, rate=10.0), worker("fast", queued_tokens=500, rate=500.0)]
+
+    assert choose(item(), workers) == "fast"
+
+
+def test_own_assignments_count_before_a_report_shows_them() -> None:
+    workers = [worker("a"), worker("b", queued_tokens=50)]
+
+    assert choose(item(), workers, a=InFlight(num=1, tokens=400)) == "b"
+
+
+def test_a_full_worker_is_never_chosen() -> None:
+    assert choose(item(), [worker("a", active=5)]) is None
+    assert choose(item(), [worker("a", active=3)], None, a=InFlight(num=2, tokens=1)) is None
+    assert choose(item(), [worker("a", active=4)]) == "a"
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING, State.STOPPED])
+def test_only_ready_workers_get_work(state: State) -> None:
+    assert choose(item(), [worker("a", state=state)]) is None
+
+
+def test_a_worker_without_the_model_gets_no_work() -> None:
+    assert choose(item(), [worker("a", models=(ModelReport(name="other"),))]) is None
+
+
+def test_affinity_wins_a_small_difference_but_not_a_large_one() -> None:
+    near = [worker("a", queued_tokens=10), worker("b")]
+    far = [worker("a", queued_tokens=1000), worker("b")]
+
+    assert choose(item(), near, last="a") == "a"
+    assert choose(item(), far, last="a") == "b"
+
+
+def test_affinity_never_beats_liveness() -> None:
+    assert choose(item(), [worker("a", state=State.DRAINING), worker("b")], last="a") == "b"
+
+
+def test_a_suspect_only_runs_on_an_idle_worker() -> None:
+    assert choose(item(suspect=True), [worker("a", active=1)]) is None
+    assert choose(item(suspect=True), [worker("a")], None, a=InFlight(num=1, tokens=1)) is None
+    assert choose(item(suspect=True), [worker("a", active=1), worker("b")]) == "b"
+
+
+def test_equal_workers_share_by_chance() -> None:
+    rng = random.Random(7)
+    workers = [worker(name) for name in "abcd"]
+
+    picks = [policy.choose(item(), workers, {}, queue_per_worker=1, last_wid=None, rng=rng) for _ in range(400)]
+
+    assert all(picks.count(name) > 50 for name in "abcd")
+
+
+def test_short_prompts_and_prompts_without_a_cache_skip_prefill() -> None:
+    prefill = [worker("p", stage="prefill")]
+
+    assert policy.needs_prefill(item(100), prefill, 48)
+    assert not policy.needs_prefill(item(47), prefill, 48)
+    assert not policy.needs_prefill(item(100, cached=0), prefill, 48)
+    assert not policy.needs_prefill(item(100), [worker("p", stage="prefill", cache_ok=False)], 48)
+    assert not policy.needs_prefill(item(100), [], 48)
