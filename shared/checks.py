@@ -6,6 +6,7 @@ demand.
 
 import asyncio
 import json
+import os
 import socket
 import tempfile
 from collections.abc import Sequence
@@ -53,11 +54,12 @@ async def check_nats(url: str, *, insecure_dev: bool, timeout_s: float = 3.0) ->
     reason = "no address"
     for address in url.split(","):
         try:
-            info, is_local = await asyncio.wait_for(_greeting(address.strip()), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                info, is_local = await _greeting(address.strip())
         except TimeoutError:
             reason = f"no answer from {_shown(address)} within {timeout_s:g} s"
         except (OSError, ValueError) as error:
-            reason = f"cannot reach {_shown(address)}: {getattr(error, 'strerror', None) or error}"
+            reason = f"cannot reach {_shown(address)}: {_words(error)}"
         else:
             return Check("nats", judge_nats(info, is_local=is_local, insecure_dev=insecure_dev))
     return Check("nats", reason)
@@ -172,6 +174,11 @@ async def _greeting(url: str) -> tuple[dict[str, Any], bool]:
         return json.loads(line[5:]), ip_address(writer.get_extra_info("peername")[0]).is_loopback
     finally:
         writer.close()
+
+
+def _words(error: Exception) -> str:
+    """asyncio puts addresses where the system's own words would be."""
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 def _shown(url: str) -> str:

@@ -173,9 +173,7 @@ class Tokenized(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached: int | None = None
     """Of these, tokens that were found in a cache rather than computed; None before prefill."""
     deaths: dict[str, int] = {}
-    """Worker deaths seen per stage while it held this request, since its last new token."""
-    suspect: bool = False
-    """The last holder died before it added anything: run this request alone, it may be the cause."""
+    """Worker deaths seen per stage while it held this item. Decode's are in the run log's leases instead."""
 
 
 def encode(message: msgspec.Struct) -> bytes:

@@ -34,10 +34,12 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     wid: str
     attempt: int
-    """1 on the first lease; grows by one for every death without progress."""
+    """1 on the first lease; see `attempts`."""
     nonce: bytes
     item_seq: int = 0
     """Stream sequence of the work item this lease was taken for; 0 when no item is held (ingress, router)."""
+    released: bool = False
+    """The holder gave the request up on purpose: whoever comes next follows no death."""
     v: int = 1
 
 

@@ -13,7 +13,17 @@ from headrace.shared import subjects
 from headrace.shared.bus import Bus, Expect, Record
 from headrace.shared.errors import FencedError
 from headrace.shared.messages import encode
-from headrace.shared.records import CancelRecord, FinRecord, LeaseRecord, OwnRecord, ReqRecord, TokRecord
+from headrace.shared.packing import num_packed
+from headrace.shared.records import (
+    CancelRecord,
+    ChoiceEnd,
+    FinRecord,
+    LeaseRecord,
+    OwnRecord,
+    PromptUsage,
+    ReqRecord,
+    TokRecord,
+)
 
 _TYPES: dict[str, type[msgspec.Struct]] = {
     "req": ReqRecord,
@@ -56,6 +66,16 @@ class RunLog:
     own: OwnRecord | None = None
     last_seq: int = 0
 
+    @property
+    def prompt(self) -> PromptUsage | None:
+        """Prompt usage, fixed in the first record of tokens."""
+        return next((record.prompt for _, record in self.toks if record.prompt is not None), None)
+
+    @property
+    def has_progressed(self) -> bool:
+        """Whether the newest lease has appended anything."""
+        return bool(self.toks) and self.toks[-1][0] > self.lease_seq
+
     def add(self, record: Record) -> None:
         """Fold one stored record in; raises msgspec.DecodeError on a foreign one."""
         _, _, kind = subjects.run_parts(record.subject)
@@ -96,6 +116,15 @@ async def read_log(bus: Bus, ing: str, rid: str, *, after: int = 0) -> RunLog:
             return log
 
 
+def summary(run: RunLog) -> tuple[ChoiceEnd, ...]:
+    """What a log holds of each choice, for a terminal record written by somebody who never ran it."""
+    nums: dict[int, int] = {}
+    for _, record in run.toks:
+        for chunk in record.choices:
+            nums[chunk.i] = chunk.o + num_packed(chunk.t)
+    return tuple(ChoiceEnd(i=i, n=n, cause="error") for i, n in sorted(nums.items()))
+
+
 async def take_lease(
     bus: Bus, ing: str, rid: str, wid: str, *, attempt: int, item_seq: int = 0, expected_seq: int = 0
 ) -> Lease:
@@ -104,6 +133,12 @@ async def take_lease(
     subject = subjects.run(ing, rid, "lease")
     seq = await bus.publish(subject, encode(record), expect=Expect(expected_seq))
     return Lease(ing=ing, rid=rid, seq=seq, attempt=attempt)
+
+
+async def release(bus: Bus, lease: Lease, wid: str) -> None:
+    """Give the lease up on purpose, before handing the request over. Raises FencedError when it is lost already."""
+    record = LeaseRecord(wid=wid, attempt=lease.attempt, nonce=secrets.token_bytes(8), released=True)
+    await bus.publish(subjects.run(lease.ing, lease.rid, "lease"), encode(record), expect=Expect(lease.seq))
 
 
 async def append(bus: Bus, lease: Lease, record: TokRecord, *, deadline_s: float = 30.0) -> int:

@@ -1,5 +1,6 @@
 """Real servers for tests marked `live`: started on free ports, killed by their own pid."""
 
+import os
 import shutil
 import signal
 import socket
@@ -41,10 +42,16 @@ class ServerProcess:
         self._drain.start()
         return lines
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal (SIGSTOP and SIGCONT freeze and thaw)."""
+    def freeze(self) -> None:
+        """Stop its threads; returns once they stand still."""
         assert self._process is not None
-        self._process.send_signal(number)
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Kill at once and reap; idempotent."""

@@ -50,6 +50,7 @@ class Api:
         connection = self._kind(self._host, self._port, timeout=timeout_s)
         headers = {"Content-Type": "application/json"} if body is not None else {}
         payload = json.dumps(body).encode("utf-8") if body is not None else None
+        answer = None
         try:
             connection.request(method, self._path + path, payload, headers)
             answer = connection.getresponse()
@@ -57,6 +58,8 @@ class Api:
                 raise ApiError(error_message(answer.read(), f"{answer.status} {answer.reason}"))
             yield answer
         except (OSError, http.client.HTTPException) as error:
+            if answer is not None and isinstance(error, BrokenPipeError):
+                raise  # reading does not break pipes: it is our caller's own output that nobody takes
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ApiError(f"no answer from {self._url}: {reason}") from error
         finally:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import structlog
 
 from headrace.shared import runlog, subjects
+from headrace.shared.attempts import history
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.errors import FencedError
 from headrace.shared.messages import Tokenized
 from headrace.shared.packing import unpack_ids
-from headrace.shared.records import EndEvent, PromptUsage
+from headrace.shared.records import EndEvent
 from headrace.shared.registry import Registry
 from headrace.shared.runlog import Lease, RunLog
 
@@ -40,11 +41,6 @@ class Claim:
         events = [e for _, record in self.log.toks for chunk in record.choices for e in chunk.ev]
         return next((event for event in events if isinstance(event, EndEvent)), None)
 
-    @property
-    def prompt(self) -> PromptUsage | None:
-        """Prompt usage as an earlier holder fixed it."""
-        return next((record.prompt for _, record in self.log.toks if record.prompt is not None), None)
-
 
 async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item: Tokenized) -> Claim | None:
     """Take the lease; None when the request has ended or is somebody else's (the item is then only to be acked)."""
@@ -59,7 +55,7 @@ async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item
                 request.ing,
                 request.rid,
                 wid,
-                attempt=1 + item.deaths.get("decode", 0),
+                attempt=history(run, lambda other: registry.get(other) is not None).attempt,
                 item_seq=delivery.seq,
                 expected_seq=run.lease_seq,
             )
@@ -81,7 +77,7 @@ async def _after_lease(bus: Bus, lease: Lease, run: RunLog) -> Claim | None:
 async def _runs_elsewhere(bus: Bus, registry: Registry, wid: str, run: RunLog, delivery: Delivery) -> bool:
     """Whether this is a second copy of a request that a live worker runs from an item that is still stored."""
     lease = run.lease
-    if lease is None or lease.item_seq in (0, delivery.seq) or lease.wid == wid:
+    if lease is None or lease.released or lease.item_seq in (0, delivery.seq) or lease.wid == wid:
         return False
     if registry.get(lease.wid) is None:
         return False

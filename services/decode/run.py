@@ -59,8 +59,9 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Configuration a run needs."""
+    """What every run of a worker needs to know."""
 
+    wid: str
     chunk_tokens: int
     default_sampling: Mapping[str, float]
 
@@ -79,7 +80,7 @@ class Run:
         self._generated = claim.generated
         self._error: StepError | None = None
         self._broken = asyncio.Event()
-        self._prompt = claim.prompt
+        self._prompt = claim.log.prompt
         sampling = item.request.sampling
         extra = extra_tokens(item.request.script, 0) if item.request.script is not None else {}
         self._ids = unpack_ids(item.prompt_ids)
@@ -199,9 +200,15 @@ class Run:
         if signals.cancelled.is_set():
             return await self._fail(Code.CANCELLED, _CANCELLED)
         if signals.draining.is_set():
-            ending = await self._writer.flush()
-            return Outcome.MOVED if ending is None else await self._finish(ending)
+            return await self._hand_over()
         return await self._fail(Code.TIMEOUT, _TOO_LONG)
+
+    async def _hand_over(self) -> Outcome:
+        ending = await self._writer.flush()
+        if ending is not None:
+            return await self._finish(ending)
+        await runlog.release(self._bus, self._claim.lease, self._settings.wid)
+        return Outcome.MOVED
 
     async def _finish(self, ending: Ending) -> Outcome:
         return await self._write_fin(ending, None)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from headrace.decode.claim import claim
+from headrace.decode.claim import Claim, claim
 from headrace.decode.run import Outcome, Run, Settings, Signals
 from headrace.shared import runlog, subjects
 from headrace.shared.bus import Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.catalogue import lookup
 from headrace.shared.config import Config
-from headrace.shared.deadletters import decode_or_bury
+from headrace.shared.deadletters import bury, decode_or_bury
 from headrace.shared.errors import BusError, Code, Failure, QueueFullError
 from headrace.shared.messages import Tokenized, encode
 from headrace.shared.records import FinRecord
@@ -88,6 +88,7 @@ class _Decode:
         self._held: dict[str, _Held] = {}
         metrics.MAP_SIZE.labels(name="decode_held").set_function(lambda: len(self._held))
         self._settings = Settings(
+            wid=worker.wid,
             chunk_tokens=worker.config.decode.chunk_tokens,
             default_sampling=worker.config.model.default_sampling,
         )
@@ -157,26 +158,45 @@ class _Decode:
             return Outcome.DONE
         age_s = max(0.0, delivery.time_s - item.accepted_ms / 1000)
         signals = Signals(held.cancelled, self._worker.draining, started_s=started_s, age_s=age_s)
+        if claimed.lease.attempt > self._worker.config.decode.max_attempts:
+            return await self._give_up(delivery, claimed)
         held.run = Run(self._bus, item, claimed, served, text, self._settings)
         log.info("request_started", request=item.request.rid, attempt=claimed.lease.attempt)
         return await held.run.execute(signals)
 
+    async def _give_up(self, delivery: Delivery, claimed: Claim) -> Outcome:
+        """End a request that several workers died on; with a router there this happens before it gets here."""
+        failure = Failure(code=Code.WORKER_CRASHED, message="the request was given up after several workers died")
+        await bury(self._bus, self._worker.wid, delivery, failure, attempts=claimed.lease.attempt - 1)
+        fin = FinRecord(
+            failure=failure,
+            attempts=claimed.lease.attempt - 1,
+            choices=runlog.summary(claimed.log),
+            prompt=claimed.log.prompt,
+        )
+        await runlog.finish(self._bus, claimed.lease, fin)
+        return Outcome.DONE
+
     async def _settle(self, delivery: Delivery, item: Tokenized, outcome: Outcome) -> None:
-        """The one place that acks: a lost request is left alone, whoever holds it acks its own item."""
+        """The one place that answers for an item: a lost request is left alone, whoever holds it acks its own item."""
         if outcome is Outcome.LOST:
             return
         if outcome is Outcome.MOVED:
+            metrics.LEASE_TAKEOVERS_TOTAL.labels(reason="drain").inc()
+            log.info("request_moved_on", request=item.request.rid)
+            if delivery.stream == subjects.RTEQ:
+                # It is in the router's queue already, where a second copy would be refused: give this one back.
+                await self._bus.nak(delivery)
+                return
             await self._hand_over(delivery, item)
         await self._bus.ack(delivery, wait=True)
 
     async def _hand_over(self, delivery: Delivery, item: Tokenized) -> None:
         request = item.request
+        subject = subjects.place(request.cls, request.rid)
+        msg_id = f"{request.rid}:{delivery.stream}:{delivery.seq}"
         try:
-            await self._bus.publish(
-                subjects.place(request.cls, request.rid), encode(item), msg_id=f"{request.rid}:{delivery.seq}"
-            )
+            await self._bus.publish(subject, encode(item), msg_id=msg_id)
         except QueueFullError as error:
             if not error.duplicate:
                 raise
-        metrics.LEASE_TAKEOVERS_TOTAL.labels(reason="drain").inc()
-        log.info("request_moved_on", request=request.rid)

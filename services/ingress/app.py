@@ -6,6 +6,7 @@ import structlog
 from aiohttp import web
 
 from headrace.ingress import dialect
+from headrace.ingress.account import CLIENT_GONE
 from headrace.ingress.admin import AdminRoutes
 from headrace.ingress.body import check_length
 from headrace.ingress.dialect import HttpError, Problem
@@ -65,6 +66,9 @@ def _stamper(front: Front) -> Callable[[web.Request, web.StreamResponse], Awaita
         if front.draining.is_set():
             response.headers["Connection"] = "close"
             response.force_close()
+            if "retry-after" in response.headers:
+                # Another process, or the next one, takes the connection that this advice leads to.
+                response.headers |= {"retry-after": "1", "retry-after-ms": "1000"}
 
     return on_prepare
 
@@ -88,10 +92,14 @@ def _expect_handler(front: Front) -> Callable[[web.Request], Awaitable[web.Strea
 @web.middleware
 async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count every answer by route and status."""
-    response = await handler(request)
-    resource = request.match_info.route.resource
-    route = resource.canonical if resource is not None else metrics.OTHER
-    metrics.HTTP_REQUESTS_TOTAL.labels(route=route, status=str(response.status)).inc()
+    status = CLIENT_GONE
+    try:
+        response = await handler(request)
+        status = response.status
+    finally:
+        resource = request.match_info.route.resource
+        route = resource.canonical if resource is not None else metrics.OTHER
+        metrics.HTTP_REQUESTS_TOTAL.labels(route=route, status=str(status)).inc()
     return response
 
 

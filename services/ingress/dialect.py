@@ -5,7 +5,7 @@ Knows both official error shapes; knows nothing of requests or of how a failure 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import random
 from typing import Literal
 
@@ -102,12 +102,6 @@ def describe(failure: Failure) -> Problem:
 def describe_error(error: RequestError | HttpError) -> Problem:
     """The problem an exception stands for."""
     return error.problem if isinstance(error, HttpError) else describe(error.failure)
-
-
-def with_headers(problem: Problem, **headers: str) -> Problem:
-    """The same problem with further headers (underscores stand for dashes)."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return replace(problem, headers={**problem.headers, **named})
 
 
 def retry_after(base_s: float = 1.0) -> dict[str, str]:

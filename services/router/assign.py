@@ -1,13 +1,13 @@
 """Giving one routed item to a worker: cancelled and late ones are ended, the rest is published and acked."""
 
-import time
-
 import msgspec
 import structlog
 
 from headrace.router import policy
 from headrace.router.fleet import Fleet
 from headrace.shared import runlog, subjects
+from headrace.shared.age import is_older
+from headrace.shared.attempts import history
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.config import Config
@@ -16,6 +16,7 @@ from headrace.shared.errors import Code, Failure, QueueFullError
 from headrace.shared.messages import Tokenized
 from headrace.shared.records import FinRecord
 from headrace.shared.registry import Registry
+from headrace.shared.runlog import RunLog, summary
 
 log = structlog.get_logger()
 _decoder = msgspec.msgpack.Decoder(Tokenized)
@@ -23,6 +24,7 @@ _decoder = msgspec.msgpack.Decoder(Tokenized)
 _REFUSALS = {
     Code.CANCELLED: "the request was cancelled",
     Code.QUEUE_TIMEOUT: "no worker became free in time",
+    Code.TIMEOUT: "the request took longer than its total timeout",
     Code.WORKER_CRASHED: "the request was given up after several workers died while running it",
 }
 
@@ -43,47 +45,51 @@ class Assigner:
         item = await decode_or_bury(self._bus, self._wid, delivery, _decoder)
         if item is None:
             return
-        request = item.request
-        if delivery.num_delivered > 1 and await self._is_placed(request.rid):
+        if delivery.num_delivered > 1 and await self._is_placed(item.request.rid):
             await self._bus.ack(delivery)
             return
-        refusal = await self._wait_and_place(delivery, item)
+        run = await runlog.read_log(self._bus, item.request.ing, item.request.rid)
+        if run.fin is not None:
+            await self._bus.ack(delivery)
+            return
+        refusal = await self._wait_and_place(delivery, item, run)
         if refusal is not None:
-            await self._end(delivery, item, refusal)
+            await self._end(delivery, item, run, refusal)
 
-    async def _wait_and_place(self, delivery: Delivery, item: Tokenized) -> Code | None:
+    async def _wait_and_place(self, delivery: Delivery, item: Tokenized, run: RunLog) -> Code | None:
         """Place the item as soon as a worker has room; returns the reason when it must be ended instead."""
         request = item.request
-        if max(item.deaths.values(), default=0) >= self._config.decode.max_attempts:
+        past = history(run, lambda wid: self._registry.get(wid) is not None)
+        max_attempts = self._config.decode.max_attempts
+        if past.attempt > max_attempts or max(item.deaths.values(), default=0) >= max_attempts:
             return Code.WORKER_CRASHED
-        if await self._cancels.is_cancelled(request.ing, request.rid):
+        if run.cancel is not None:
             return Code.CANCELLED
-        waited_from = time.monotonic()
-        age_s = max(0.0, delivery.time_s - item.accepted_ms / 1000)
-        while not await self._place(delivery, item):
+        queue_s = request.deadlines.queue_s if run.lease is None else request.deadlines.total_s
+        while not await is_older(self._bus, self._wid, item.accepted_ms / 1000, queue_s):
+            if await self._place(delivery, item, alone=past.is_suspect):
+                return None
             await self._fleet.changed(timeout_s=1.0)
             if request.rid in self._cancels:
                 return Code.CANCELLED
-            if age_s + time.monotonic() - waited_from > request.deadlines.queue_s:
-                return Code.QUEUE_TIMEOUT
-        return None
+        return Code.QUEUE_TIMEOUT if run.lease is None else Code.TIMEOUT
 
-    async def _place(self, delivery: Delivery, item: Tokenized) -> bool:
+    async def _place(self, delivery: Delivery, item: Tokenized, *, alone: bool) -> bool:
         wants_prefill = policy.needs_prefill(item, self._registry.ready("prefill"), self._config.router.direct_tokens)
         stage = "prefill" if wants_prefill else "decode"
-        wid = self._fleet.choose(stage, item)
+        wid = self._fleet.choose(stage, item, alone=alone)
         if wid is None:
             return False
         rid = item.request.rid
         subject = subjects.pre(wid, rid) if wants_prefill else subjects.dec(wid, rid)
-        self._fleet.assigned(wid, stage, item)
+        self._fleet.assigned(wid, stage, item, alone=alone)
         try:
             await self._bus.publish(subject, delivery.data, msg_id=f"{rid}:{delivery.stream}:{delivery.seq}")
         except QueueFullError as error:
             if not error.duplicate:
                 raise
         await self._bus.ack(delivery)
-        log.info("assigned", request=rid, to=wid, num_delivered=delivery.num_delivered)
+        log.info("assigned", request=rid, to=wid, num_delivered=delivery.num_delivered, alone=alone)
         return True
 
     async def _is_placed(self, rid: str) -> bool:
@@ -92,16 +98,19 @@ class Assigner:
                 return True
         return False
 
-    async def _end(self, delivery: Delivery, item: Tokenized, code: Code) -> None:
+    async def _end(self, delivery: Delivery, item: Tokenized, run: RunLog, code: Code) -> None:
         request = item.request
         failure = Failure(code=code, message=_REFUSALS[code])
-        attempts = max(1, sum(item.deaths.values()))
+        attempts = 1 if run.lease is None else run.lease.attempt
         if code is Code.WORKER_CRASHED:
             await bury(self._bus, self._wid, delivery, failure, attempts=attempts)
-        lease = await self._bus.last(subjects.RUN, subjects.run(request.ing, request.rid, "lease"))
-        fin = FinRecord(failure=failure, attempts=attempts)
         ended = await runlog.end(
-            self._bus, request.ing, request.rid, self._wid, fin, over=lease.seq if lease is not None else 0
+            self._bus,
+            request.ing,
+            request.rid,
+            self._wid,
+            FinRecord(failure=failure, attempts=attempts, choices=summary(run), prompt=run.prompt),
+            over=run.lease_seq,
         )
         await self._bus.ack(delivery, wait=True)
         log.info("request_ended", request=request.rid, code=code, ended=ended)

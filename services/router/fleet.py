@@ -43,21 +43,22 @@ class Fleet:
         in_flight = self._in_flight()
         return any(policy.room(w, in_flight, self._queue_per_worker) > 0 for w in self._open(stage))
 
-    def choose(self, stage: str, item: Tokenized) -> str | None:
-        """Pick a worker of the stage, or None when the request has to wait."""
+    def choose(self, stage: str, item: Tokenized, *, alone: bool = False) -> str | None:
+        """Pick a worker of the stage, or None when the request has to wait. `alone`: only an idle one will do."""
         return policy.choose(
             item,
             self._open(stage),
             self._in_flight(),
             queue_per_worker=self._queue_per_worker,
             last_wid=self._sessions.get(self._session(stage, item)),
+            alone=alone,
             rng=self._rng,
         )
 
-    def assigned(self, wid: str, stage: str, item: Tokenized) -> None:
-        """Note an assignment until the worker's own report shows it."""
+    def assigned(self, wid: str, stage: str, item: Tokenized, *, alone: bool = False) -> None:
+        """Note an assignment until the worker's own report shows it; `alone` keeps others off until it is idle."""
         tokens = policy.work_tokens(item, stage)
-        entry = _Assignment(tokens=tokens, at=self._clock(), alone=item.suspect)
+        entry = _Assignment(tokens=tokens, at=self._clock(), alone=alone)
         self._assigned.setdefault(wid, {})[item.request.rid] = entry
         session = self._session(stage, item)
         if session:

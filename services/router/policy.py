@@ -57,11 +57,12 @@ def choose(
     *,
     queue_per_worker: int,
     last_wid: str | None,
+    alone: bool,
     rng: random.Random,
 ) -> str | None:
-    """The worker for a request, or None when it has to wait."""
+    """The worker for a request, or None when it has to wait. `alone`: only an idle one will do."""
     able = serving(workers, item.request.model)
-    if item.suspect:
+    if alone:
         able = [w for w in able if w.active == 0 and w.wid not in in_flight]
     able = [w for w in able if room(w, in_flight, queue_per_worker) > 0]
     if not able:

@@ -1,7 +1,6 @@
 """What happens to one item of the tokenize queue: it is handed on as token ids, or its request ends."""
 
 import asyncio
-import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -10,6 +9,7 @@ import msgspec
 import structlog
 
 from headrace.shared import runlog, subjects
+from headrace.shared.age import is_older
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.deadletters import bury, decode_or_bury
@@ -71,7 +71,6 @@ class Tokenizing:
             await bury(self._bus, self._wid, delivery, _MISPLACED)
             await self._bus.term(delivery, "misplaced")
             return
-        metrics.QUEUE_AGE_SECONDS.labels(stage="tokenize").observe(max(0.0, time.time() - delivery.time_s))
         with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="tokenize")):
             outcome = await self._refusal(delivery, item.request) or await self._tokenize(delivery, item)
             failure = await self._hand_on(delivery, outcome) if isinstance(outcome, Tokenized) else outcome
@@ -91,11 +90,7 @@ class Tokenizing:
         return _LATE if await self._is_late(delivery, request.deadlines.queue_s) else None
 
     async def _is_late(self, delivery: Delivery, queue_s: float) -> bool:
-        """Our clock only raises the suspicion; the server's stamp of our own last heartbeat decides."""
-        if not time.time() - delivery.time_s > queue_s:
-            return False
-        beat = await self._bus.last(subjects.WORKERS, subjects.worker_key("tokenize", self._wid))
-        return beat is not None and beat.time_s - delivery.time_s > queue_s
+        return await is_older(self._bus, self._wid, delivery.time_s, queue_s)
 
     async def _tokenize(self, delivery: Delivery, item: Accepted) -> Tokenized | Failure:
         request = item.request

@@ -51,7 +51,7 @@ class Fleet:
             raise ConfigError("ingress=0: the last ingress stays, for no order could reach this instance without it")
         for stage, count in wanted.items():
             taken = self._taken(stage)
-            log.info("scaling", stage=stage, num_workers=len(taken), num_wanted=count)
+            log.info("scaling", worker_stage=stage, num_workers=len(taken), num_wanted=count)
             for seat in taken[count:]:
                 seat.leave()
             for _ in range(count - len(taken)):
@@ -63,7 +63,7 @@ class Fleet:
             if seat.child is not None and seat.child.wid == wid:
                 if seat.stage == "ingress" and self._taken("ingress") == [seat]:
                     raise ConfigError(f"{wid} is the last ingress: no order could reach this instance without it")
-                log.info("draining_worker", stage=seat.stage, wid=wid)
+                log.info("draining_worker", worker_stage=seat.stage, worker=wid)
                 seat.leave()
                 return
         raise ConfigError(f"no worker {wid!r} runs here")

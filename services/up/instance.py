@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 from asyncio import TaskGroup
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -36,9 +36,18 @@ log = structlog.get_logger()
 class Instance:
     """Runs the workers of one instance until `stop` is decided."""
 
-    def __init__(self, up: Up, bus: NatsBus, servers: list[KeptServer], launch: Launcher, models: list[str]) -> None:
-        """`models`: the names clients use."""
+    def __init__(
+        self,
+        up: Up,
+        bus: NatsBus,
+        servers: list[KeptServer],
+        launch: Launcher,
+        models: list[str],
+        announce: Callable[[str], None],
+    ) -> None:
+        """`models`: the names clients use; `announce` is given the URL once, when a request would succeed."""
         self._up = up
+        self._tell_ready = announce
         self._bus = bus
         self._servers = servers
         self._launch = launch
@@ -95,7 +104,7 @@ class Instance:
 
     def _note_exit(self, child: Child, code: int, was_told: bool, stop: Stop) -> None:
         self._changed.set()
-        fields = {"stage": child.stage, "wid": child.wid, "code": code, "lived_s": round(child.lived_s, 1)}
+        fields = {"worker_stage": child.stage, "worker": child.wid, "code": code, "lived_s": round(child.lived_s, 1)}
         if was_told:
             log.info("worker_stopped", **fields)
             return
@@ -105,7 +114,7 @@ class Instance:
             stop.decide(EXIT_CONFIG)
 
     async def _announce(self, fleet: Fleet, listener: socket.socket, stop: Stop) -> None:
-        """Print the ready line once a request would succeed; give up after the configured time."""
+        """Announce the instance once a request would succeed; give up after the configured time."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._up.ready_timeout_s
         while True:
@@ -118,12 +127,13 @@ class Instance:
                 log.error("never_ready", reasons=reasons or ["/health/ready does not answer 200"])
                 stop.decide(1)
                 return
+            # Not wait_for: before Python 3.12 it loses a cancel that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), _LOOK_EVERY_S if reasons else _KNOCK_EVERY_S)
+                async with asyncio.timeout(_LOOK_EVERY_S if reasons else _KNOCK_EVERY_S):
+                    await self._changed.wait()
         self._is_ready = True
         log.info("ready", url=base_url(listener))
-        with contextlib.suppress(OSError):  # whoever started us need not read
-            print(f"ready {base_url(listener)}", flush=True)
+        self._tell_ready(base_url(listener))
 
     def _missing(self, fleet: Fleet) -> list[str]:
         """Reasons against readiness. Workers that an earlier instance left in the registry do not count."""
@@ -140,7 +150,7 @@ class Instance:
             await asyncio.sleep(_WATCH_EVERY_S)
             registered = [worker.wid for worker in self._registry.workers()]
             for wid in watch.silent(loop.time(), [child.wid for child in fleet.children], registered):
-                log.error("worker_silent", wid=wid, hang_s=self._up.hang_s)
+                log.error("worker_silent", worker=wid, hang_s=self._up.hang_s)
                 fleet.kill(wid)
 
     async def _notice_loss(self, stop: Stop) -> None:

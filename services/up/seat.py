@@ -37,7 +37,7 @@ class Seat:
             try:
                 child = self.child = await self._launch(self.stage)
             except OSError as error:
-                log.error("worker_not_started", stage=self.stage, reason=str(error))  # noqa: TRY400  # no fault of ours
+                log.error("worker_not_started", worker_stage=self.stage, reason=str(error))  # noqa: TRY400  # no fault of ours
                 await self._pause(0.0)
                 continue
             code = await self._until_exit(child, drain_s)
@@ -64,7 +64,7 @@ class Seat:
                 child.terminate()
                 await asyncio.wait({exited}, timeout=drain_s)
             if not exited.done():
-                log.warning("drain_cut_short", stage=child.stage, wid=child.wid, drain_s=drain_s)
+                log.warning("drain_cut_short", worker_stage=child.stage, worker=child.wid, drain_s=drain_s)
                 child.kill()
             return await exited
         finally:
@@ -72,8 +72,9 @@ class Seat:
 
     async def _pause(self, lived_s: float) -> None:
         wait_s = self._backoff.after(lived_s)
-        log.info("worker_restart_waits", stage=self.stage, wait_s=wait_s)
+        log.info("worker_restart_waits", worker_stage=self.stage, wait_s=wait_s)
         try:
-            await asyncio.wait_for(self._leaving.wait(), wait_s)
+            async with asyncio.timeout(wait_s):
+                await self._leaving.wait()
         except TimeoutError:
-            log.info("worker_restarting", stage=self.stage)
+            log.info("worker_restarting", worker_stage=self.stage)

@@ -84,7 +84,6 @@ def with_urls(config: Config, servers: list[KeptServer]) -> Config:
 async def _run(config: Config, data_dir: Path, listener: socket.socket, relay: Relay, models: list[str]) -> int:
     stop = Stop()
     stop.listen_to_signals()
-    log.info("starting", url=base_url(listener), data_dir=str(data_dir), models=models)
     async with AsyncExitStack() as stack:
         servers = await start_servers(config, data_dir, stack)
         config = with_urls(config, servers)
@@ -94,11 +93,17 @@ async def _run(config: Config, data_dir: Path, listener: socket.socket, relay: R
         drift = await streams.provision(bus)
         if drift:
             raise ConfigError(f"the streams are not as this version wants them: {'; '.join(drift)}")
+        log.info("starting", url=base_url(listener), data_dir=str(data_dir), models=models)
         with _handed_over(config, config_file(data_dir)) as file:
             launcher = StageLauncher(file, listener.fileno(), relay)
-            code = await Instance(config.up, bus, servers, launcher, models).run(listener, stop)
+            code = await Instance(config.up, bus, servers, launcher, models, _announce).run(listener, stop)
     log.info("stopped", code=code, num_lines_dropped=relay.num_dropped)
     return code
+
+
+def _announce(url: str) -> None:
+    with contextlib.suppress(OSError):  # whoever started us need not read
+        print(f"ready {url}", flush=True)
 
 
 @contextlib.contextmanager

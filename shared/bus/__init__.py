@@ -66,7 +66,8 @@ class StreamSpec:
     """(source filter, destination) of republish."""
     allow_ttl: bool = False
     marker_ttl_s: float = 0.0
-    """Delete markers for expired messages, written and republished."""
+    """Delete markers for expired messages, written and republished. Needs `max_per_subject` 1: with more, the server
+    raises every shorter message life to this value."""
     dedup_s: float = 120.0
 
 
@@ -139,10 +140,10 @@ class Bus(Protocol):
         """Stored records of `subject` (wildcards allowed) with sequence > `after`, in order, at most `limit`."""
 
     async def delete(self, stream: str, seq: int) -> bool:
-        """Delete one message; False if it was gone."""
+        """Delete one message; False if it was gone. Leaves no marker, nothing is republished."""
 
     async def purge(self, stream: str, subject: str) -> int:
-        """Delete all messages of `subject` (wildcards allowed); returns how many."""
+        """Delete all messages of `subject` (wildcards allowed); returns how many. Nothing is republished."""
 
     async def subscribe(self, subject: str, handler: Handler) -> Subscription:
         """Call `handler` for every live message on a core subject, one after another, in order."""

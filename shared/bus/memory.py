@@ -222,9 +222,9 @@ class MemoryBus:
         return subscription
 
     async def _trip(self) -> None:
+        await asyncio.sleep(0)
         if self.closed.is_set():
             raise BusUnavailableError("the connection to the queue server is closed")
-        await asyncio.sleep(0)
 
     async def _within(self, answer: "asyncio.Future[_T]", timeout_s: float) -> _T:
         """Wait by the server's clock; TimeoutError when `timeout_s` are over."""

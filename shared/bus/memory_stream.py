@@ -73,7 +73,8 @@ class MemoryStream:
             record = self.remove(seq)
             if record is None or record.reason or record.subject in self._subjects or not self.spec.marker_ttl_s:
                 continue
-            markers.append(self._store(record.subject, b"", now, self.spec.marker_ttl_s, reason="MaxAge"))
+            marker = self._store(record.subject, b"", now, self.spec.marker_ttl_s, reason="MaxAge")
+            markers.append(Stored(marker.record, prev=seq))
         return markers
 
     def next_due(self) -> float | None:
@@ -144,6 +145,9 @@ class MemoryStream:
         self._messages[record.seq] = record
         self._subjects.setdefault(subject, {})[record.seq] = None
         self._bytes += _size(subject, data)
+        if ttl_s is not None and self.spec.max_per_subject != 1:
+            # JetStream's rule: where older values may come back to light, nothing expires before its marker would.
+            ttl_s = max(ttl_s, self.spec.marker_ttl_s)
         lives = [life for life in (ttl_s, self.spec.max_age_s) if life]
         if lives:
             heapq.heappush(self._due, (now + min(lives), record.seq))

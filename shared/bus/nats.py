@@ -140,7 +140,9 @@ class NatsBus:
 
         async def answer(frame: Frame) -> None:
             try:
-                await self._link.send(frame.reply, await responder(frame.data))
+                reply = await responder(frame.data)
+                if frame.reply:
+                    await self._link.send(frame.reply, reply)
             finally:
                 places.release()
 

@@ -23,7 +23,7 @@ from headrace.shared.errors import BusError, FencedError, MissingError, QueueFul
 
 CONSUMER_MISSING = 10014
 CONSUMER_EXISTS = 10148
-MESSAGE_MISSING = 10043
+MESSAGE_MISSING = frozenset({10043, 10057})
 STREAM_EXISTS = 10058
 STREAM_MISSING = 10059
 FULL = 10077
@@ -119,7 +119,7 @@ class JetStreamApi:
     async def delete(self, stream: str, seq: int) -> bool:
         """See `Bus.delete`."""
         answer = await self._call(f"STREAM.MSG.DELETE.{stream}", {"seq": seq}, _Answer)
-        if answer.error is not None and answer.error.err_code == MESSAGE_MISSING:
+        if answer.error is not None and answer.error.err_code in MESSAGE_MISSING:
             return False
         _checked(f"stream {stream}", answer)
         return True

@@ -4,7 +4,9 @@ Owns the lanes and the back-off that keeps every caller's fetch loop cool. Knows
 """
 
 import asyncio
+import itertools
 import random
+from contextlib import suppress
 
 import msgspec
 import structlog
@@ -13,6 +15,7 @@ from headrace.shared.bus import Delivery
 from headrace.shared.bus.nats_api import JetStreamApi
 from headrace.shared.bus.nats_lane import NAK, End, Lane, Pull
 from headrace.shared.bus.nats_link import Link
+from headrace.shared.bus.nats_wire import Listening
 from headrace.shared.errors import BusError, BusUnavailableError, MissingError
 
 _FIRST_PAUSE_S = 0.05
@@ -21,6 +24,7 @@ _MAX_DOUBLINGS = 6
 _EARLY_S = 0.05
 """A pull that expires this long before its time was refused."""
 _ACK_S = 1.0
+_BARRIER_S = 2.0
 _NS = 1_000_000_000
 
 log = structlog.get_logger()
@@ -32,8 +36,9 @@ class Consumption:
     def __init__(self, link: Link, api: JetStreamApi) -> None:
         self._link = link
         self._api = api
-        self._lanes: list[Lane] = []
+        self._lanes: dict[Lane, Listening] = {}
         self._free: list[Lane] = []
+        self._numbers = itertools.count(1)
         self._refusals: dict[tuple[str, str], int] = {}
         """Pulls in a row that a consumer refused at once; empty while all is well."""
         link.before_ready.append(self._renew)
@@ -101,17 +106,28 @@ class Consumption:
         try:
             return await lane.pull(request)
         finally:
-            self._free.append(lane)
+            if lane.is_clean:
+                self._free.append(lane)
+            else:
+                await self._retire(lane)
 
     async def _lane(self) -> Lane:
-        now = asyncio.get_running_loop().time()
-        for place in reversed(range(len(self._free))):
-            if self._free[place].idle_at <= now:
-                return self._free.pop(place)
-        lane = Lane(self._link, f"{self._link.inbox}.p{len(self._lanes)}")
-        self._lanes.append(lane)
-        await self._link.listen(f"{lane.inbox}.*", lane.on_frame)
+        if self._free:
+            return self._free.pop()
+        lane = Lane(self._link, f"{self._link.inbox}.p{next(self._numbers)}")
+        self._lanes[lane] = await self._link.listen(f"{lane.inbox}.*", lane.on_frame)
         return lane
+
+    async def _retire(self, lane: Lane) -> None:
+        """Make the server drop the lane's pull; items already on their way are given back by the lane."""
+        listening = self._lanes.pop(lane)
+        await self._link.leave(listening)
+        self._link.spawn(self._drop(listening))
+
+    async def _drop(self, listening: Listening) -> None:
+        with suppress(BusUnavailableError):
+            await self._link.rtt(_BARRIER_S)
+        await listening.close()
 
     def _renew(self) -> None:
         for lane in self._lanes:

@@ -15,7 +15,7 @@ import msgspec
 from headrace.shared.bus import Delivery
 from headrace.shared.bus.nats_link import Link
 from headrace.shared.bus.nats_wire import NO_RESPONDERS, Frame
-from headrace.shared.errors import BusUnavailableError
+from headrace.shared.errors import BusError, BusUnavailableError
 
 _NS = 1_000_000_000
 _ACK_TOKENS = 9
@@ -23,8 +23,6 @@ _GRACE_S = 0.25
 """How long past its expiry the server's word on a pull is waited for."""
 _LINGER_S = 0.05
 """How long a batch is held open once it has items: the rest of it is on the wire already, or not there."""
-_FORGOTTEN_S = 1.0
-"""How long after its expiry the server may still act on a pull."""
 
 NAK = b"-NAK"
 
@@ -62,13 +60,13 @@ class Pull:
         return msgspec.json.encode(fields)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
-    """See the module's docstring; `idle_at` is the loop time from which the lane may carry another pull."""
+    """See the module's docstring; a lane that is not `clean` may still be served an old pull and carries no other."""
 
     link: Link
     inbox: str
-    idle_at: float = 0.0
+    is_clean: bool = True
     _frames: asyncio.Queue[Frame | None] | None = None
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -87,9 +85,8 @@ class Lane:
     async def pull(self, request: Pull) -> tuple[list[Delivery], End]:
         """Run one pull to its end. Items that cannot be returned are given back, also on cancellation."""
         assert self._frames is None
-        loop = asyncio.get_running_loop()
         self._frames = asyncio.Queue()
-        self.idle_at = loop.time() + request.expires_s + _FORGOTTEN_S
+        self.is_clean = False
         items: list[Delivery] = []
         try:
             reply = f"{self.inbox}.{next(self._numbers)}"
@@ -121,9 +118,9 @@ class Lane:
                 await self._take(frame, request, items)
                 deadline = loop.time() + _LINGER_S
             elif frame.subject == reply:
-                self.idle_at = 0.0
+                self.is_clean = True
                 return End.ITEMS if items else _ending(frame)
-        self.idle_at = 0.0
+        self.is_clean = True
         return End.ITEMS
 
     async def _take(self, frame: Frame, request: Pull, items: list[Delivery]) -> None:
@@ -147,9 +144,13 @@ class Lane:
 
 
 def delivery(frame: Frame) -> Delivery:
-    """Decode an item; its ack subject is `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<cseq>.<ns>.<pending>`."""
+    """Decode an item; its ack subject is `$JS.ACK.<stream>.<consumer>.<delivered>.<seq>.<cseq>.<ns>.<pending>`.
+
+    Raises BusError for any other form.
+    """
     tokens = frame.reply.split(".")
-    assert len(tokens) == _ACK_TOKENS, f"unknown form of ack subject: {frame.reply}"
+    if len(tokens) != _ACK_TOKENS:
+        raise BusError(f"the server uses an unknown form of ack subjects (feature flag js_ack_fc_v2?): {frame.reply}")
     return Delivery(
         stream=tokens[2],
         consumer=tokens[3],

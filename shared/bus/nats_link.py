@@ -171,6 +171,10 @@ class Link:
             raise BusError(f"{subject}: {error}") from error
         return listening
 
+    async def leave(self, listening: Listening) -> None:
+        """Stop the server from sending to `listening`, which still handles what is on its way until it is closed."""
+        await self.client.leave(listening.subscription)
+
     async def rtt(self, timeout_s: float) -> float:
         """Seconds of one round trip through reader and writer; raises BusUnavailableError."""
         await self.ready(asyncio.get_running_loop().time() + timeout_s)

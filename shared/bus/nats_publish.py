@@ -54,13 +54,13 @@ class Publisher:
                 if self._link.closed.is_set():
                     raise
                 lost_tries += 1
-                refused = error
+                refused = BusUnavailableError(f"{subject}: outcome unknown after {deadline_s:g} s ({error})")
             else:
                 if ack.error is None:
                     return ack.seq
                 refused = refusal(subject, ack.error)
                 if ack.error.err_code not in _MOMENTARY:
-                    return await self._settle(ack, refused, subject, data, expect if lost_tries else None)
+                    return await self._judge(ack, refused, subject, data, expect if lost_tries else None)
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             if loop.time() >= deadline:
@@ -74,7 +74,7 @@ class Publisher:
             raise MissingError(f"{subject}: no stream takes this subject") from None
         return _ACK_DECODER.decode(frame.data)
 
-    async def _settle(self, ack: _PubAck, refused: BusError, subject: str, data: bytes, expect: Expect | None) -> int:
+    async def _judge(self, ack: _PubAck, refused: BusError, subject: str, data: bytes, expect: Expect | None) -> int:
         """Raise `refused`, unless a lost try of ours (then `expect` is given) turns out to be what is stored."""
         assert ack.error is not None
         is_own = expect is not None and expect.subject in {None, subject}

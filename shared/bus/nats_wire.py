@@ -45,6 +45,13 @@ class ImpatientClient(Client):  # type: ignore[misc]
             writer.transport.abort()
         await super()._attempt_reconnect()
 
+    async def leave(self, subscription: Any) -> None:
+        """Tell the server that nothing more is wanted, and still hand on what is on its way."""
+        for sid, each in self._subs.items():
+            if each is subscription:
+                await self._send_unsubscribe(sid)
+                return
+
 
 class Listening:
     """One subscription. Closing lets a running handler finish; nats-py alone would cancel it, even from within."""

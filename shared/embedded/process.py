@@ -67,7 +67,8 @@ class ServerProcess:
         if grace_s > 0:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await process.wait()
             except TimeoutError:
                 pass
             else:

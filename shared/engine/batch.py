@@ -106,8 +106,8 @@ def build_batch(rows: Sequence[Row], block_tokens: int, device: torch.device) ->
         last_row[i] = len(ids) - 1
     wanted = [last_row[i] for i, row in enumerate(rows) if row.wants_logits]
     packed = torch.tensor(ids + positions + slots + wanted, dtype=torch.int64, device=device)
-    parts = packed.split([len(ids), len(ids), len(ids), len(wanted)])
-    return Batch(parts[0], parts[1], parts[2], parts[3], tuple(spans), block_tokens)
+    t = len(ids)
+    return Batch(packed[:t], packed[t : 2 * t], packed[2 * t : 3 * t], packed[3 * t :], tuple(spans), block_tokens)
 
 
 def _tiles(spans: Sequence[Span]) -> list[_Tile]:

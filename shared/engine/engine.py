@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence as Run
-from itertools import chain
 
 from headrace.shared.engine import Pressure, SequenceSpec, StepError, StepOutput
 from headrace.shared.engine.runner import Runner
@@ -41,12 +40,11 @@ class TorchEngine:
         self.block_tokens = block_tokens
         self._vocab_size = loaded.config.vocab
         self._block_bytes = KVStorage.block_bytes_for(loaded.config, block_tokens, loaded.kv_dtype)
-        device = next(chain(loaded.decoder.parameters(), loaded.decoder.buffers())).device
         num_blocks = kv_bytes // self._block_bytes
         self.max_context = min(max_context, num_blocks * block_tokens)
         self._scheduler = Scheduler(num_blocks, block_tokens=block_tokens, step_tokens=step_tokens, max_batch=max_batch)
-        self._storage = KVStorage(loaded.config, num_blocks, block_tokens, loaded.kv_dtype, device)
-        self._runner = Runner(loaded.decoder, self._storage, block_tokens=block_tokens, device=device)
+        self._storage = KVStorage(loaded.config, num_blocks, block_tokens, loaded.kv_dtype, loaded.device)
+        self._runner = Runner(loaded.decoder, self._storage, block_tokens=block_tokens, device=loaded.device)
 
     @property
     def kv_token_bytes(self) -> int:

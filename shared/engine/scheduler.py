@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from headrace.shared.engine import Pressure, StepOutput
 from headrace.shared.engine.blocks import BlockPool
+from headrace.shared.engine.budget import share
 from headrace.shared.engine.sequence import Sequence, Status
 
 
@@ -232,24 +233,6 @@ class Scheduler:
             sequence.blocks[index] = block
             sequence.num_computed += self.block_tokens
             sequence.count_cached(self.block_tokens)
-
-
-def share(budget: int, pending: Run[int]) -> list[int]:
-    """Divide a step's token budget between prompts, oldest first in `pending`.
-
-    Half goes to the oldest, so that it always advances; the rest to whoever is closest to its end, so that a short
-    prompt does not wait behind a long one.
-    """
-    shares = [0] * len(pending)
-    if not pending:
-        return shares
-    shares[0] = min(pending[0], -(-budget // 2))
-    left = budget - shares[0]
-    for index in sorted(range(len(pending)), key=lambda index: pending[index] - shares[index]):
-        extra = min(pending[index] - shares[index], left)
-        shares[index] += extra
-        left -= extra
-    return shares
 
 
 def _output(sequence: Sequence, tokens: list[int]) -> StepOutput:

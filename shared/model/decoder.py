@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         self.embed = Embedding(config.vocab, config.hidden, config.embed_scale)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in config.layers)
         self.final_norm = _norm(config)
-        self.head = Linear(config.hidden, {"head": config.vocab}, bias=False)
+        self.head: nn.Module = Linear(config.hidden, {"head": config.vocab}, bias=False)
         if config.tie:
             self.head.weight = self.embed.weight
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers))

@@ -49,8 +49,8 @@ def load_model(files: ModelFiles, *, profile: str, device: str, max_context: int
     decoder.to(place).eval()
     form.apply(decoder)
     config = decoder.config
-    if max_context > 0:
-        config = msgspec.structs.replace(config, context=min(config.context, max_context))
+    if 0 < max_context < config.context:
+        config = decoder.config = msgspec.structs.replace(config, context=max_context)
     log.info("model_loaded", model=files.name, profile=form.name, device=str(place), context=config.context)
     return LoadedModel(decoder, config, form.name, form.kv_dtype, place, files.fingerprint)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 CONTRACTS = "errors ids messages packing records reports subjects config"
-PROCESS = f"{CONTRACTS} bus telemetry streams registry runlog slots stage cancels deadletters"
+PROCESS = f"{CONTRACTS} bus telemetry streams registry runlog slots stage cancels deadletters age attempts"
 INTEGERS = "engine.sequence engine.blocks engine.scheduler engine.scripted"
 EVERYWHERE = {"msgspec", "structlog"}
 ROOMS = {"ingress", "tokenize", "router", "prefill", "decode", "up", "cli"}
@@ -46,8 +46,8 @@ RULES: dict[str, Layer] = {
     **{f"shared.{name}": Layer("errors messages packing records engine") for name in INTEGERS.split()},
     # Around the engine, in the processes that compute: its thread, its making, its blocks on their way to the cache.
     "shared.engine.driver": Layer("engine telemetry"),
-    "shared.engine.build": Layer("config catalogue engine model", "torch"),
-    "shared.blocks": Layer(f"{CONTRACTS} cache"),
+    "shared.engine.build": Layer("config errors catalogue engine model", "torch"),
+    "shared.blocks": Layer(f"{CONTRACTS} telemetry cache"),
     "shared.serving": Layer(f"{CONTRACTS} telemetry cache catalogue blocks engine"),
     # The rooms know what is shared and never each other. Only two of them compute, only one speaks HTTP.
     "ingress": Layer(f"{PROCESS} catalogue ingress", "aiohttp"),

@@ -6,7 +6,8 @@ import tomllib
 import pytest
 import yaml
 
-STAGES = ("ingress", "tokenize", "router", "prefill", "decode")
+from headrace.shared.reports import STAGES
+
 NOT_STAGES = {"cli", "up"}
 
 

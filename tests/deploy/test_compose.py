@@ -8,8 +8,8 @@ import yaml
 from compose_spec import PyCompose
 
 from headrace.shared.config import load
+from headrace.shared.reports import STAGES
 
-STAGES = ("ingress", "tokenize", "router", "prefill", "decode")
 ONE_SHOT = {"provision", "models"}
 SECONDS = {"s": 1, "m": 60}
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -171,7 +170,7 @@ def test_models_are_proven(tmp_path):
 def test_a_data_dir_is_fine_where_it_is_or_can_be_made(tmp_path):
     assert checks.check_data_dir(tmp_path).error is None
     assert checks.check_data_dir(tmp_path / "a" / "b").error is None
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_data_dir_below_a_file_is_refused(tmp_path):

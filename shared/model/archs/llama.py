@@ -102,7 +102,14 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
 
 
 def adapt_gguf(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
-    """Undo the row order of q and k: `llama` files interleave the two halves a rotary embedding pairs."""
+    """Undo the row order of q and k, and round to bf16.
+
+    `llama` files interleave the two halves a rotary embedding pairs. Llama checkpoints are bf16, and so are the weights
+    behind the reference ids of SmolLM2-135M: rounded, log-probabilities agree with the reference to 5e-5; unrounded
+    they differ by up to 0.05 and three of ten rows leave the reference ids. Both numeric profiles then compute on the
+    very same weights.
+    """
+    tensor = tensor.bfloat16().float()
     heads = {"q": config.heads, "k": config.kv_heads}.get(name.split(".")[-2])
     if heads is None:
         return tensor

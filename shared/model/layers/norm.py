@@ -20,7 +20,7 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """The norms of query heads and key heads in one operation; all query heads share a weight, all key heads another."""
+    """The norms of query and key heads in one operation; query heads share one weight, key heads another."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
         super().__init__()

@@ -96,7 +96,7 @@ def _parse(path: Path, data: mmap.mmap) -> GGUFFile:
         value = cursor.value(cursor.number("<I"))
         if value is not None:
             metadata[key] = value
-    entries = {name: entry for name, entry in (cursor.tensor() for _ in range(num_tensors))}
+    entries = dict(cursor.tensor() for _ in range(num_tensors))
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: general.alignment is {alignment!r}")

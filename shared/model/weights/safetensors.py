@@ -13,7 +13,6 @@ from torch import Tensor
 
 from headrace.shared.errors import ModelError
 
-
 _T = TypeVar("_T")
 
 

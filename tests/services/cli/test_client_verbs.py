@@ -1,6 +1,8 @@
 """ps, scale, drain and chat against an instance in miniature."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -117,6 +119,20 @@ def test_chat_fails_with_the_servers_words(headrace, instance):
     result = headrace("chat", "hello", "--url", instance.url)
 
     assert (result.returncode, result.stderr) == (1, "headrace: too many requests wait\n")
+
+
+def test_chat_ends_quietly_when_nobody_reads(instance):
+    instance.answers["/v1/models"] = {"data": [{"id": "first"}]}
+    instance.answers["/v1/chat/completions"] = _chunk(content="x" * 100) * 2000 + b"data: [DONE]\n\n"
+    command = [sys.executable, "-P", "-m", "headrace", "chat", "hello", "--url", instance.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        chat.stdout.read(10)
+        chat.stdout.close()
+        errors = chat.stderr.read()
+
+    assert (chat.returncode, errors) == (1, b"")
 
 
 def test_chat_fails_without_a_model(headrace, instance):

@@ -82,7 +82,7 @@ def test_an_unreachable_server_exits_78_with_one_line(headrace):
     started = time.monotonic()
     result = headrace(
         *("up", "--port", "0", "--model", "scripted", "--set", "nats.url=nats://127.0.0.1:1"),
-        *("--set", "nats.connect_s=0.5", "--set", "cache.url=off", "--set", "log.level=error"),
+        *("--set", "nats.connect_s=0.5", "--set", "cache.url=off"),
     )
 
     assert result.returncode == 78

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,12 +146,12 @@ class Door:
     async def post(self, path: str, body: Any, **kwargs: Any) -> "Answer":
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"} | kwargs.pop("headers", {})
-        async with self.session.post(self.url + path, data=data, headers=headers, **kwargs) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+        async with self.session.post(self.url + path, data=BytesIO(data), headers=headers, **kwargs) as response:
+            return Answer(response.status, response.headers.copy(), await response.read())
 
     async def get(self, path: str, method: str = "GET", **kwargs: Any) -> "Answer":
         async with self.session.request(method, self.url + path, **kwargs) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+            return Answer(response.status, response.headers.copy(), await response.read())
 
     async def chat(self, **fields: Any) -> "Answer":
         return await self.post("/v1/chat/completions", chat_body(**fields))
@@ -171,7 +172,7 @@ class Answer:
     """One HTTP answer, read to its end."""
 
     status: int
-    headers: dict[str, str]
+    headers: Any
     raw: bytes
 
     @property

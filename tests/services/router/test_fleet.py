@@ -39,10 +39,10 @@ class Clock:
         return self.now
 
 
-def item(rid: str = "r", *, suspect: bool = False, session: str = "") -> Tokenized:
+def item(rid: str = "r", *, session: str = "") -> Tokenized:
     deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=600)
     request = Request(rid=rid, ing="i", model="m", deadlines=deadlines, max_new=10, session=session)
-    return Tokenized(request=request, prompt_ids=pack_ids(range(5)), accepted_ms=0, suspect=suspect)
+    return Tokenized(request=request, prompt_ids=pack_ids(range(5)), accepted_ms=0)
 
 
 def fleet() -> tuple[Fleet, FakeRegistry, Clock]:
@@ -79,7 +79,7 @@ def test_a_report_right_after_an_assignment_does_not_make_room() -> None:
 def test_a_suspect_keeps_its_worker_until_the_worker_is_idle_again() -> None:
     router, registry, clock = fleet()
     registry.report("a", slots=8)
-    router.assigned("a", "decode", item("1", suspect=True))
+    router.assigned("a", "decode", item("1"), alone=True)
 
     clock.now = 1.0
     registry.report("a", slots=8, active=1)
@@ -92,7 +92,7 @@ def test_a_suspect_keeps_its_worker_until_the_worker_is_idle_again() -> None:
 def test_assignments_of_a_worker_that_is_gone_are_forgotten() -> None:
     router, registry, _ = fleet()
     registry.report("a")
-    router.assigned("a", "decode", item("1", suspect=True))
+    router.assigned("a", "decode", item("1"), alone=True)
     registry.gone("a")
     registry.report("a")
 

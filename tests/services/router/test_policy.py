@@ -11,12 +11,10 @@ from headrace.shared.reports import ModelReport, State, WorkerReport
 MODELS = (ModelReport(name="m"),)
 
 
-def item(num_tokens: int = 100, *, suspect: bool = False, cached: int | None = None) -> Tokenized:
+def item(num_tokens: int = 100, *, cached: int | None = None) -> Tokenized:
     deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=600)
     request = Request(rid="r", ing="i", model="m", deadlines=deadlines, max_new=10)
-    return Tokenized(
-        request=request, prompt_ids=pack_ids(range(num_tokens)), accepted_ms=0, suspect=suspect, cached=cached
-    )
+    return Tokenized(request=request, prompt_ids=pack_ids(range(num_tokens)), accepted_ms=0, cached=cached)
 
 
 def worker(wid: str, **fields: object) -> WorkerReport:
@@ -24,8 +22,11 @@ def worker(wid: str, **fields: object) -> WorkerReport:
     return WorkerReport(wid=wid, **{**known, **fields})
 
 
-def choose(work: Tokenized, workers: list[WorkerReport], last: str | None = None, **in_flight: InFlight) -> str | None:
-    return policy.choose(work, workers, in_flight, queue_per_worker=1, last_wid=last, rng=random.Random(1))
+def choose(
+    work: Tokenized, workers: list[WorkerReport], last: str | None = None, *, alone: bool = False, **in_flight: InFlight
+) -> str | None:
+    rng = random.Random(1)
+    return policy.choose(work, workers, in_flight, queue_per_worker=1, last_wid=last, alone=alone, rng=rng)
 
 
 def test_the_least_loaded_worker_is_chosen_by_time_not_by_tokens() -> None:
@@ -68,16 +69,18 @@ def test_affinity_never_beats_liveness() -> None:
 
 
 def test_a_suspect_only_runs_on_an_idle_worker() -> None:
-    assert choose(item(suspect=True), [worker("a", active=1)]) is None
-    assert choose(item(suspect=True), [worker("a")], None, a=InFlight(num=1, tokens=1)) is None
-    assert choose(item(suspect=True), [worker("a", active=1), worker("b")]) == "b"
+    assert choose(item(), [worker("a", active=1)], alone=True) is None
+    assert choose(item(), [worker("a")], alone=True, a=InFlight(num=1, tokens=1)) is None
+    assert choose(item(), [worker("a", active=1), worker("b")], alone=True) == "b"
 
 
 def test_equal_workers_share_by_chance() -> None:
     rng = random.Random(7)
     workers = [worker(name) for name in "abcd"]
 
-    picks = [policy.choose(item(), workers, {}, queue_per_worker=1, last_wid=None, rng=rng) for _ in range(400)]
+    picks = [
+        policy.choose(item(), workers, {}, queue_per_worker=1, last_wid=None, alone=False, rng=rng) for _ in range(400)
+    ]
 
     assert all(picks.count(name) > 50 for name in "abcd")
 

@@ -93,14 +93,15 @@ async def test_ack_removes_and_frees_the_subject(bus: Bus, places) -> None:
     await bus.ack(item, wait=True)
 
 
-async def test_unacked_item_comes_again(bus: Bus, places) -> None:
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_unacked_item_comes_again(bus: Bus, places, batch: int) -> None:
     await places.add_stream(work_queue=True)
     await places.add_consumer(ack_wait_s=0.5)
     await bus.publish(places.subject("r1"), b"x")
     (first,) = await bus.fetch(places.stream, "c", batch=1, timeout_s=2)
     started = time.monotonic()
 
-    (second,) = await bus.fetch(places.stream, "c", batch=1, timeout_s=3)
+    (second,) = await bus.fetch(places.stream, "c", batch=batch, timeout_s=3)
 
     assert 0.2 < time.monotonic() - started < 2
     assert (second.seq, first.num_delivered, second.num_delivered) == (first.seq, 1, 2)
@@ -119,19 +120,22 @@ async def test_progress_holds_an_item(bus: Bus, places) -> None:
     assert await bus.fetch(places.stream, "c", batch=1, timeout_s=0.3) == []
 
 
-async def test_nak_gives_back_at_once_or_after_a_delay(bus: Bus, places) -> None:
+@pytest.mark.parametrize("batch", [1, 4])
+async def test_nak_gives_back_at_once_or_after_a_delay(bus: Bus, places, batch: int) -> None:
     await places.add_stream(work_queue=True)
     await places.add_consumer()
     await bus.publish(places.subject("r1"), b"x")
-    (item,) = await bus.fetch(places.stream, "c", batch=1, timeout_s=2)
+    (item,) = await bus.fetch(places.stream, "c", batch=batch, timeout_s=2)
     await bus.nak(item)
-    (item,) = await bus.fetch(places.stream, "c", batch=1, timeout_s=2)
+    (item,) = await bus.fetch(places.stream, "c", batch=batch, timeout_s=2)
     assert item.num_delivered == 2
     await bus.nak(item, delay_s=0.4)
 
-    assert await bus.fetch(places.stream, "c", batch=1, timeout_s=0.2) == []
-    (item,) = await bus.fetch(places.stream, "c", batch=1, timeout_s=2)
+    assert await bus.fetch(places.stream, "c", batch=batch, timeout_s=0.2) == []
+    started = time.monotonic()
+    (item,) = await bus.fetch(places.stream, "c", batch=batch, timeout_s=3)
     assert item.num_delivered == 3
+    assert time.monotonic() - started < 1
 
 
 async def test_term_removes_for_good(bus: Bus, places) -> None:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from headrace.shared.engine import Engine, SamplerParams, SequenceSpec, StepOutput
 from headrace.shared.engine.engine import TorchEngine
+from headrace.shared.engine.scheduler import Scheduler
 from headrace.shared.engine.scripted import ScriptedEngine
+from headrace.shared.engine.sequence import Sequence
 from headrace.shared.engine.storage import KVStorage
 from headrace.shared.messages import Script, ScriptStep
 from headrace.shared.model.config import LayerConfig, ModelConfig, Rope
@@ -42,6 +44,7 @@ class SumDecoder(nn.Module):
         self.poison: int | None = None
         """A sequence that begins with this id gets no numbers."""
         self.rows_per_step: list[int] = []
+        self.last_logits = torch.empty(0, VOCAB)
 
     def forward(self, batch, storage: KVStorage) -> Tensor:
         self.rows_per_step.append(len(batch.ids))
@@ -50,7 +53,8 @@ class SumDecoder(nn.Module):
         values[batch.slots, 0] = 0.0
         by_row = {span.start + span.num_new - 1: span for span in batch.spans}
         rows = [self._logits(by_row[row], batch.block_tokens, keys) for row in batch.logit_rows.tolist()]
-        return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        self.last_logits = torch.stack(rows) if rows else torch.empty(0, VOCAB)
+        return self.last_logits.clone()
 
     def _logits(self, span, block_tokens: int, keys: Tensor) -> Tensor:
         slots = [span.block_table[p // block_tokens] * block_tokens + p % block_tokens for p in range(span.context)]
@@ -61,6 +65,54 @@ class SumDecoder(nn.Module):
         return ((total * self.factors) % 10007 % 61).float() / 8
 
 
+class SchedulerBench:
+    """A scheduler with a pretended model, which generates the length of the sequence so far; keeps what came out."""
+
+    def __init__(self, num_blocks=64, step_tokens=16, max_batch=8):
+        self.scheduler = Scheduler(num_blocks, block_tokens=BLOCK_TOKENS, step_tokens=step_tokens, max_batch=max_batch)
+        self.imported = []
+        self.tokens = {}
+        self.computed = {}
+        self.ended = {}
+
+    def add(self, name, length=3, max_new=4, blocks=(), first_block=0, **fields):
+        spec = SequenceSpec(id=name, prompt=range(length), max_new=max_new, **fields)
+        sequence = Sequence(spec, block_tokens=BLOCK_TOKENS, max_context=256)
+        sequence.bring(blocks, first_block)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self):
+        self.scheduler.admit(lambda block, payload: self.imported.append((block, payload)))
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        done = [s for s, num in plan if num == s.num_pending and not s.is_prefill]
+        outputs = self.scheduler.commit(plan, {s.id: [len(s.tokens)] for s in done})
+        self.scheduler.check()
+        for output in outputs:
+            self.tokens.setdefault(output.id, []).extend(output.tokens)
+            if output.cause:
+                assert output.id not in self.ended
+                self.ended[output.id] = output
+        for sequence, num in plan:
+            self.computed[sequence.id] = self.computed.get(sequence.id, 0) + num
+        return {sequence.id: num for sequence, num in plan}
+
+    def run(self, num_steps=1000, release=True):
+        for _ in range(num_steps):
+            if not self.scheduler.has_work():
+                return
+            self.step()
+            for name in list(self.ended) if release else ():
+                self.scheduler.release(name)
+        raise AssertionError("no end")
+
+
+@pytest.fixture(scope="session")
+def make_bench() -> type[SchedulerBench]:
+    return SchedulerBench
+
+
 @dataclass
 class LoadedSum:
     """What `load_model` would give."""
@@ -69,6 +121,7 @@ class LoadedSum:
     config: ModelConfig = CONFIG
     profile: str = "fp32"
     kv_dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     fingerprint: str = "sum"
 
 

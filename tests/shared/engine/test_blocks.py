@@ -115,7 +115,7 @@ def test_an_empty_pool_is_refused():
         BlockPool(0)
 
 
-@given(st.lists(st.tuples(st.sampled_from("take find give drop".split()), st.integers(0, 9)), max_size=80))
+@given(st.lists(st.tuples(st.sampled_from(["take", "find", "give", "drop"]), st.integers(0, 9)), max_size=80))
 def test_no_history_loses_or_doubles_a_block(history):
     """Whatever happens in whatever order: free + cached + held is the pool, and no content is shared by accident."""
     pool = BlockPool(5)

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.shared.engine import SamplerParams, StepError
 from headrace.shared.engine.engine import default_kv_bytes
+from headrace.shared.engine.sampler import SampleRow, sample
 
 PROMPT = tuple(range(3, 40))
 SAMPLED = SamplerParams(temperature=1.5, seed=3)
@@ -41,7 +42,7 @@ def test_a_sequence_is_the_same_alone_and_among_others(make_torch, make_spec, ge
         for spec in order:
             engine.add(spec)
         together = drive(engine)
-        assert {id: [token for o in outputs for token in o.tokens] for id, outputs in together.items()} == alone
+        assert {name: [token for o in outputs for token in o.tokens] for name, outputs in together.items()} == alone
 
 
 def test_seed_and_choice_make_the_difference(make_torch, make_spec, generate):
@@ -52,6 +53,18 @@ def test_seed_and_choice_make_the_difference(make_torch, make_spec, generate):
 
     assert runs[0] == runs[3]
     assert len({tuple(run) for run in runs}) == 3
+
+
+def test_a_token_is_drawn_with_the_noise_of_its_absolute_position(make_torch, make_spec, loaded):
+    """A fixed meaning of `position`, so that an engine of another release continues with the same text."""
+    sampling = SamplerParams(temperature=30.0, seed=9, choice=1)
+    engine = make_torch()
+    engine.add(make_spec(prompt=PROMPT[:6], max_new=30, sampling=sampling))
+
+    for position in range(6, 36):
+        (output,) = engine.step()
+        expected = sample(loaded.decoder.last_logits.clone(), [SampleRow("a", sampling, position)])
+        assert list(output.tokens) == expected
 
 
 def test_a_prefill_asks_for_no_logits(make_torch, make_spec, drive):

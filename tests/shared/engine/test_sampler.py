@@ -184,6 +184,7 @@ MIXED = [
     SamplerParams(temperature=1.0, min_p=0.02, seed=3),
     SamplerParams(temperature=2.5, top_p=0.98, seed=4, logit_bias={3: 5.0}),
     SamplerParams(temperature=1.0, top_k=300, top_p=0.99, seed=5),
+    SamplerParams(temperature=1.0, top_k=2000, top_p=0.5, seed=5),
     SamplerParams(temperature=1.0, seed=6, repetition=1.3, presence=0.5, frequency=0.5),
     SamplerParams(temperature=50.0, top_p=0.999, seed=7),
 ]
@@ -237,7 +238,7 @@ def test_a_row_without_numbers_names_its_sequence(value):
     logits[1, 3] = value
 
     with pytest.raises(StepError, match="finite") as caught:
-        sample(logits, [SampleRow(id, PLAIN, 0) for id in "abc"])
+        sample(logits, [SampleRow(name, PLAIN, 0) for name in "abc"])
 
     assert caught.value.id == "b"
 

@@ -130,13 +130,14 @@ def gguf_model(tmp_path: Path) -> Callable[..., TextModel]:
 
 @pytest.fixture
 def hf_model(tmp_path: Path) -> Callable[..., TextModel]:
-    """Load a model from a directory in Hugging Face form; keywords are the contents of its JSON files by stem."""
+    """Load a model from a directory in Hugging Face form; keywords are its JSON files by stem, as objects or raw text."""
 
-    def load(*, tokenizer: tokenizers.Tokenizer | None = None, **files: dict[str, object]) -> TextModel:
-        (tokenizer or byte_level("<s>", "</s>", "<|im_end|>")).save(str(tmp_path / "tokenizer.json"))
+    def load(**files: dict[str, object] | str) -> TextModel:
+        files.setdefault("tokenizer", byte_level("<s>", "</s>", "<|im_end|>").to_str())
         files.setdefault("config", {"max_position_embeddings": 32})
         for stem, content in files.items():
-            (tmp_path / f"{stem}.json").write_text(json.dumps(content))
+            text = content if isinstance(content, str) else json.dumps(content)
+            (tmp_path / f"{stem}.json").write_text(text)
         return load_text_model(ModelFiles(name="tiny", kind="hf", path=tmp_path, fingerprint="f" * 64))
 
     return load

@@ -131,7 +131,9 @@ def naive(ids: list[int], sampling: Sampling) -> tuple[str, str | int | None]:
     data = b""
     for token in ids:
         is_stop_id = token in sampling.stop_ids
-        is_hidden = (token in tokenizer.special_ids and sampling.skip_special) or (is_stop_id and not sampling.include_stop)
+        is_hidden = (token in tokenizer.special_ids and sampling.skip_special) or (
+            is_stop_id and not sampling.include_stop
+        )
         data += b"" if is_hidden else EXTRA.get(token, tokenizer.token_bytes(token))
         found = first_stop(data, sampling, is_end=False)
         if found is not None:

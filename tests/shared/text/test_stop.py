@@ -74,7 +74,9 @@ def cut_naively(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     return "".join(pieces), None
 
 
-@given(stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3), text=st.text(alphabet="abc"))
+@given(
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=4), min_size=1, max_size=3), text=st.text(alphabet="abc")
+)
 def test_only_a_possible_beginning_of_a_stop_is_held_back(stops, text):
     matcher = StopMatcher(stops)
 
