@@ -19,13 +19,27 @@ from headrace.ingress.requests import RequestRoutes
 from headrace.shared.errors import Code, Failure, RequestError
 from headrace.shared.telemetry import metrics
 
+_KEEPALIVE_S = 75.0
+"""Longer than the idle limits of common proxies, so that they close first."""
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 log = structlog.get_logger()
 
 
-def build_app(front: Front) -> web.Application:
-    """The application over a started front door."""
+def build_runner(front: Front, *, shutdown_s: float = 2.0) -> web.AppRunner:
+    """The HTTP server over a started front door; at its end open answers get `shutdown_s` before they are cut."""
+    return web.AppRunner(
+        _build_app(front),
+        handler_cancellation=True,
+        access_log=None,
+        auto_decompress=False,
+        keepalive_timeout=_KEEPALIVE_S,
+        shutdown_timeout=shutdown_s,
+    )
+
+
+def _build_app(front: Front) -> web.Application:
     app = web.Application(middlewares=[_count, _errors_as_json], client_max_size=front.config.limits.max_body_bytes)
     app.on_response_prepare.append(_stamper(front))
     expect = _expect_handler(front)
@@ -68,7 +82,7 @@ def _stamper(front: Front) -> Callable[[web.Request, web.StreamResponse], Awaita
             response.force_close()
             if "retry-after" in response.headers:
                 # Another process, or the next one, takes the connection that this advice leads to.
-                response.headers |= {"retry-after": "1", "retry-after-ms": "1000"}
+                response.headers.update({"retry-after": "1", "retry-after-ms": "1000"})
 
     return on_prepare
 
@@ -113,7 +127,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         problem = _problem_of(request, error)
     except ConnectionError:
-        raise
+        problem = HttpError(CLIENT_GONE, "the client closed the connection").problem
     except Exception:
         log.exception("request_failed", request=identity_of(request).rid)
         problem = dialect.describe(Failure(code=Code.INTERNAL, message=""))

@@ -16,6 +16,8 @@ async def read_body(request: web.Request, *, max_bytes: int, timeout_s: float) -
     """The body's bytes; refuses other content types, bodies that are too large and clients that are too slow."""
     if request.content_type != "application/json":
         raise HttpError(415, "the body must be sent as content type application/json")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise HttpError(415, "the body must be sent without content encoding")
     check_length(request, max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
@@ -25,6 +27,8 @@ async def read_body(request: web.Request, *, max_bytes: int, timeout_s: float) -
         raise HttpError(408, f"the body did not arrive within {timeout_s:g} seconds", headers=headers) from None
     except web.HTTPRequestEntityTooLarge:
         raise too_large(max_bytes) from None
+    except web.RequestPayloadError:
+        raise HttpError(400, "the body is not framed as its headers say") from None
 
 
 def check_length(request: web.Request, max_bytes: int) -> None:

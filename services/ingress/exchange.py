@@ -33,17 +33,16 @@ log = structlog.get_logger()
 
 
 class Cleanups:
-    """Owns the work that outlives its handler: a cancelled handler must not cancel its own clean-up."""
+    """Owns the work that outlives its handler."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, work: Coroutine[object, object, None]) -> None:
-        """Run to the end even if the caller is cancelled meanwhile."""
+    def start(self, work: Coroutine[object, object, None]) -> None:
+        """Run on its own: neither cancelled with its caller nor waited for by a client."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(task)
 
     async def settle(self) -> None:
         """Wait for everything that still runs."""
@@ -76,7 +75,7 @@ class Exchange:
         self._inbox.close(self._feed)
         if self._is_open:
             self._is_open = False
-            await self._cleanups.run(self._abandon())
+            self._cleanups.start(self._abandon())
 
     async def submit(self, record: ReqRecord) -> None:
         """Make the request durable. Raises RequestError when the queue refuses or does not answer."""

@@ -21,7 +21,7 @@ from headrace.shared.telemetry import metrics
 
 Item = TokRecord | FinRecord
 
-MAX_BUFFERED = 256
+MAX_BUFFERED = 128
 """Records kept for a consumer that is slower than its stream; the rest stays in the log until it catches up."""
 _MAX_QUIET = 4
 """Silence checks of one request become rarer up to this multiple."""

@@ -6,14 +6,13 @@ from aiohttp import web
 from headrace.ingress.dialect import HttpError, describe
 from headrace.ingress.endings import end_unrun
 from headrace.ingress.front import Front
+from headrace.ingress.protocols.openai_encoder import FINISH_REASONS
 from headrace.shared import runlog, subjects
 from headrace.shared.errors import BusError, Code, Failure, RequestError
 from headrace.shared.ids import is_rid
 from headrace.shared.packing import num_packed
 from headrace.shared.records import CancelRecord
 from headrace.shared.runlog import RunLog
-
-_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
 class RequestRoutes:
@@ -85,7 +84,7 @@ def describe_run(rid: str, log: RunLog) -> dict[str, object]:
         "created": req.created_ms // 1000 if req is not None else None,
         "attempts": attempts,
         "usage": _usage(log),
-        "finish_reason": _FINISH.get(causes[0]) if causes else None,
+        "finish_reason": FINISH_REASONS.get(causes[0]) if causes else None,
         "error": _error(fin.failure) if fin is not None and fin.failure is not None else None,
     }
 

@@ -7,16 +7,13 @@ import socket
 import structlog
 from aiohttp import web
 
-from headrace.ingress.app import build_app
+from headrace.ingress.app import build_runner
 from headrace.ingress.front import Front
 from headrace.shared.config import Config
 from headrace.shared.errors import ConfigError
 from headrace.shared.reports import State
 from headrace.shared.stage import Worker, run_stage
 
-_KEEPALIVE_S = 75.0
-"""Longer than the idle limits of common proxies, so that they close first."""
-_LAST_ANSWERS_S = 2.0
 _SETTLE_S = 0.5
 """Time for other ingress processes to see that this one drains."""
 
@@ -32,13 +29,7 @@ async def serve(worker: Worker) -> None:
     """Serve HTTP until draining, then let running requests finish for `ingress.drain_s`."""
     front = Front.of(worker)
     await front.inbox.start()
-    runner = web.AppRunner(
-        build_app(front),
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=_KEEPALIVE_S,
-        shutdown_timeout=_LAST_ANSWERS_S,
-    )
+    runner = build_runner(front)
     await runner.setup()
     try:
         site = await _listen(runner, worker.config)

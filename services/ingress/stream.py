@@ -1,6 +1,7 @@
 """The client's side of a stream: the status line held back for the first output, keep-alives, slow readers."""
 
 import asyncio
+import math
 
 from aiohttp import web
 
@@ -25,10 +26,9 @@ class EventStream:
         self._response = web.StreamResponse(headers=sse.HEADERS)
         self._loop = asyncio.get_running_loop()
         patience_s = read_timeout(request)
-        share_s = patience_s / _PROXY_SHARE if patience_s else settings.keepalive_s
+        share_s = patience_s / _PROXY_SHARE if patience_s else math.inf
         self._keepalive_s = min(settings.keepalive_s, share_s)
-        self._commit_s = min(settings.commit_after_s, self._keepalive_s if patience_s else settings.commit_after_s)
-        self.wake_at = self._loop.time() + self._commit_s
+        self.wake_at = self._loop.time() + min(settings.commit_after_s, share_s)
         """Loop time at which the client should hear something."""
 
     @property

@@ -21,6 +21,7 @@ from headrace.shared.bus import (
 from headrace.shared.bus.guard import guarded
 from headrace.shared.bus.memory_clock import Clock
 from headrace.shared.bus.memory_core import Ear, Heard, MemoryCore
+from headrace.shared.bus.memory_subscription import MemorySubscription
 from headrace.shared.errors import BusUnavailableError, MissingError
 
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ class MemoryBus:
     def __init__(self, core: MemoryCore) -> None:
         self.closed = asyncio.Event()
         self._core = core
-        self._subscriptions: set[_MemorySubscription] = set()
+        self._subscriptions: set[MemorySubscription] = set()
         self._waiting: set[asyncio.Future[Any]] = set()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
 
@@ -216,7 +217,7 @@ class MemoryBus:
             await subscription.close()
 
     def _listen(self, ear: Ear, on_heard: "Callable[[Heard], Coroutine[Any, Any, None]]") -> Subscription:
-        subscription = _MemorySubscription(self._core, ear, on_heard)
+        subscription = MemorySubscription(self._core, ear, on_heard)
         self._subscriptions.add(subscription)
         subscription.task.add_done_callback(lambda _: self._subscriptions.discard(subscription))
         return subscription
@@ -239,27 +240,3 @@ class MemoryBus:
             timer.cancel()
             answer.cancel()
             self._waiting.discard(answer)
-
-
-class _MemorySubscription:
-    """Hands what an ear hears to one handler, in order, until closed; a running handler is left to finish."""
-
-    def __init__(self, core: MemoryCore, ear: Ear, on_heard: "Callable[[Heard], Coroutine[Any, Any, None]]") -> None:
-        self._core = core
-        self._ear = ear
-        self._on_heard = on_heard
-        self._is_closed = False
-        self.task = asyncio.get_running_loop().create_task(self._run())
-
-    async def close(self) -> None:
-        """See `Subscription.close`."""
-        self._is_closed = True
-        self._core.deafen(self._ear)
-        self._ear.heard.put_nowait(Heard(Record("", b"", 0)))
-
-    async def _run(self) -> None:
-        while True:
-            heard = await self._ear.heard.get()
-            if self._is_closed:
-                return
-            await self._on_heard(heard)

@@ -9,8 +9,9 @@ import re
 import secrets
 from collections.abc import Iterable
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-"""Noncharacters; the nonce between them cannot be guessed from outside."""
+_HIDDEN, _SEALED, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2"
+_DIGITS = "".join(chr(0xFDD4 + digit) for digit in range(16))
+"""Markers are made of noncharacters only, so that no special token can occur inside one."""
 
 
 class Guard:
@@ -18,11 +19,11 @@ class Guard:
 
     def __init__(self, specials: Iterable[str]) -> None:
         ordered = sorted((text for text in specials if text), key=len, reverse=True)
-        nonce = secrets.token_hex(8)
-        self._hidden_mark = f"{_OPEN}{nonce}h"
-        self._sealed_mark = f"{_OPEN}{nonce}s"
+        nonce = _spell(secrets.randbits(64))  # cannot be guessed from outside
+        self._hidden_mark = f"{_HIDDEN}{nonce}{_HIDDEN}"
+        self._sealed_mark = f"{_SEALED}{nonce}{_SEALED}"
         self._specials = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        self._hidden = re.compile(f"{self._hidden_mark}([0-9a-f]+){_CLOSE}")
+        self._hidden = re.compile(f"{self._hidden_mark}([{_DIGITS}]+){_CLOSE}")
 
     def hide(self, text: str) -> str:
         """Break every special-token string in outside text, overlapping ones included."""
@@ -43,7 +44,7 @@ class Guard:
     def seal(self, text: str) -> str:
         """Give whole special-token strings their sealed spelling and restore the hidden ones."""
         sealed = self._specials.sub(lambda found: self.spelling(found.group()), text)
-        return self._hidden.sub(lambda found: chr(int(found.group(1), 16)), sealed)
+        return self._hidden.sub(lambda found: chr(_number(found.group(1))), sealed)
 
     def spelling(self, special: str) -> str:
         """The sealed spelling of one special token."""
@@ -51,4 +52,12 @@ class Guard:
 
     def _break(self, found: re.Match[str]) -> str:
         text = found.group()
-        return f"{self._hidden_mark}{ord(text[0]):x}{_CLOSE}{text[1:]}"
+        return f"{self._hidden_mark}{_spell(ord(text[0]))}{_CLOSE}{text[1:]}"
+
+
+def _spell(number: int) -> str:
+    return "".join(_DIGITS[int(digit, 16)] for digit in f"{number:x}")
+
+
+def _number(spelled: str) -> int:
+    return int("".join(f"{_DIGITS.index(digit):x}" for digit in spelled), 16)

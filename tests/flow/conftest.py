@@ -1,7 +1,7 @@
 """All stages behind ingress in one process, over the in-memory server, on the scripted model.
 
-The test plays ingress: it publishes requests and reads their run logs. A worker can be killed: its coroutines stop where
-they are, nothing is acked, handed over or said goodbye to, only its registry key goes, as the supervisor would see to.
+The test plays ingress: it publishes requests and reads their run logs. A worker can be killed: its coroutines stop
+where they are, nothing is acked, handed over or said goodbye to; only its registry key goes, as `up` sees to.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from headrace.decode import service as decode
 from headrace.prefill import service as prefill
 from headrace.router import service as router
 from headrace.shared import registry, runlog, streams, subjects
+from headrace.shared.bus import Record
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
 from headrace.shared.config import Config, load
 from headrace.shared.ids import new_rid, new_wid
@@ -68,6 +69,16 @@ class Plant:
         self.server = MemoryServer()
         self.bus = self.server.connect()
         self._processes: list[Process] = []
+        self._news = asyncio.Event()
+
+    async def open(self) -> None:
+        """Provision the server and listen to everything that happens to requests and workers."""
+        assert await streams.provision(self.bus) == []
+        for subject in ("out.>", subjects.REGISTRY_UPDATES, "dlq.>"):
+            await self.bus.subscribe(subject, self._on_news)
+
+    async def _on_news(self, _record: Record) -> None:
+        self._news.set()
 
     async def start(self, *stages: str) -> list[Process]:
         """Start one worker of each named stage and wait until all are ready."""
@@ -79,7 +90,7 @@ class Plant:
             started.append(Process(worker, bus, SERVES[stage](worker)))
         self._processes += started
         for process in started:
-            await self.until(lambda process=process: process.worker.report.state is State.READY)
+            await self.until(lambda process=process: _is_ready(process))
         return started
 
     async def kill(self, process: Process) -> None:
@@ -88,11 +99,14 @@ class Plant:
         self._processes.remove(process)
         await registry.forget(self.bus, process.worker.stage, process.wid)
 
-    async def until(self, check: Callable[[], object], timeout_s: float = 10) -> None:
-        """Wait for a fact that no event announces."""
+    async def until(self, check: Callable[[], Awaitable[object]], timeout_s: float = 20) -> None:
+        """Look again whenever a record or a registry entry is written, until `check` gives something true."""
         async with asyncio.timeout(timeout_s):
-            while not check():
-                await asyncio.sleep(0.005)
+            while True:
+                self._news.clear()
+                if await check():
+                    return
+                await self._news.wait()
 
     async def submit(self, script: Script | None = None, *, prompt: str = "hi", **fields: object) -> str:
         """Accept a request as ingress does; returns its id."""
@@ -125,10 +139,12 @@ class Plant:
 
     async def ended(self, rid: str, timeout_s: float = 20) -> RunLog:
         """The request's log once it has ended."""
-        async with asyncio.timeout(timeout_s):
-            while (log := await self.log(rid)).fin is None:
-                await asyncio.sleep(0.005)
-        return log
+
+        async def is_ended() -> bool:
+            return (await self.log(rid)).fin is not None
+
+        await self.until(is_ended, timeout_s)
+        return await self.log(rid)
 
     async def num_queued(self) -> int:
         """Work items left in any queue."""
@@ -144,9 +160,13 @@ class Plant:
 async def plant() -> AsyncIterator[Plant]:
     config = load(sets=["model.names=scripted", "cache.url=off", "router.sweep_s=0.3"], environ={})
     plant = Plant(config)
-    assert await streams.provision(plant.bus) == []
+    await plant.open()
     yield plant
     await plant.close()
+
+
+async def _is_ready(process: Process) -> bool:
+    return process.worker.report.state is State.READY
 
 
 def text_of(log: RunLog) -> str:

@@ -16,7 +16,7 @@ from headrace.ingress.protocols.options import Render
 from headrace.shared.packing import num_packed, unpack_ids
 from headrace.shared.records import Cause, ChoiceChunk, EndEvent, FinRecord, PromptUsage, TextEvent, TokRecord
 
-_FINISH: dict[Cause, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+FINISH_REASONS: dict[Cause, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 """Causes that end a choice well; the others leave it without a finish chunk."""
 
 _json = msgspec.json.Encoder().encode
@@ -97,7 +97,7 @@ class OpenAIEncoder:
             self._usage.prompt = record.prompt
         frames: list[bytes] = []
         for end in record.choices:
-            if end.i not in self._ended and end.cause in _FINISH:
+            if end.i not in self._ended and end.cause in FINISH_REASONS:
                 self._open(frames)
                 frames.append(self._finish(end.i, end.cause, end.match, []))
         if self._render.include_usage:
@@ -134,7 +134,7 @@ class OpenAIEncoder:
         self, index: int, text: str, ids: list[int], cause: Cause, match: str | int | None
     ) -> dict[str, object]:
         choice: dict[str, object] = {"index": index, **self._shape.choice(text), "logprobs": None}
-        choice |= {"finish_reason": _FINISH[cause], "stop_reason": match}
+        choice |= {"finish_reason": FINISH_REASONS[cause], "stop_reason": match}
         return choice | {"token_ids": ids} if self._render.token_ids else choice
 
     def _note_prompt(self, record: TokRecord) -> None:
@@ -146,7 +146,7 @@ class OpenAIEncoder:
     def _add_choice(self, chunk: ChoiceChunk, frames: list[bytes]) -> None:
         self._usage.num_generated += num_packed(chunk.t)
         text = _text_of(chunk)
-        end = next((event for event in chunk.ev if isinstance(event, EndEvent) and event.cause in _FINISH), None)
+        end = next((event for event in chunk.ev if isinstance(event, EndEvent) and event.cause in FINISH_REASONS), None)
         ids = unpack_ids(chunk.t) if self._render.token_ids else []
         if not text and end is None and not ids:
             return
@@ -178,7 +178,7 @@ class OpenAIEncoder:
 
     def _finish(self, index: int, cause: Cause, match: str | int | None, ids: list[int]) -> bytes:
         self._ended.add(index)
-        reason = _json(_FINISH[cause]) + b',"stop_reason":' + sse.one_line(_json(match))
+        reason = _json(FINISH_REASONS[cause]) + b',"stop_reason":' + sse.one_line(_json(match))
         return self._chunk(index, self._shape.empty, reason, ids)
 
     def _chunk(self, index: int, content: bytes, finish: bytes, ids: list[int]) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from headrace.ingress.app import build_app
+from headrace.ingress.app import build_runner
 from headrace.ingress.front import Front
 from headrace.shared import runlog, streams, subjects
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
@@ -207,7 +207,7 @@ async def opened(*sets: str) -> AsyncIterator[Door]:
     process = SimpleNamespace(config=config, bus=bus, wid="ingress-1", registry=registry, draining=draining)
     front = Front.of(process)
     await front.inbox.start()
-    runner = web.AppRunner(build_app(front), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    runner = build_runner(front, shutdown_s=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -95,3 +96,29 @@ class Heard:
 def heard() -> Heard:
     """A handler that remembers."""
     return Heard()
+
+
+@pytest.fixture
+def listening() -> Callable[..., AbstractAsyncContextManager[str]]:
+    """`async with listening(serve) as url`: serve TCP connections on a free port, and wait for all in the end."""
+    return _listening
+
+
+@asynccontextmanager
+async def _listening(serve: Callable) -> AsyncIterator[str]:
+    serving: set[asyncio.Task] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with suppress(ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
+    if serving:
+        await asyncio.wait(serving)

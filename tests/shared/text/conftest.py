@@ -11,7 +11,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from headrace.shared.catalogue import ModelFiles, resolve
 from headrace.shared.config import Model
-from headrace.shared.errors import ModelError
 from headrace.shared.text.chat import Chat
 from headrace.shared.text.model import TextModel, load_text_model
 from headrace.shared.text.template import ChatTemplate
@@ -130,7 +129,7 @@ def gguf_model(tmp_path: Path) -> Callable[..., TextModel]:
 
 @pytest.fixture
 def hf_model(tmp_path: Path) -> Callable[..., TextModel]:
-    """Load a model from a directory in Hugging Face form; keywords are its JSON files by stem, as objects or raw text."""
+    """Load a model from a directory in Hugging Face form; keywords are its JSON files by stem, objects or raw text."""
 
     def load(**files: dict[str, object] | str) -> TextModel:
         files.setdefault("tokenizer", byte_level("<s>", "</s>", "<|im_end|>").to_str())
@@ -145,12 +144,12 @@ def hf_model(tmp_path: Path) -> Callable[..., TextModel]:
 
 @pytest.fixture(scope="session")
 def catalogue_model() -> Callable[[str], TextModel]:
-    """Load a model of the catalogue; the test is skipped where its file is not there."""
+    """Load a model of the catalogue."""
+    loaded: dict[str, TextModel] = {}
 
     def load(name: str) -> TextModel:
-        try:
-            return load_text_model(resolve(name, Model().dir, check=False))
-        except ModelError as error:
-            pytest.skip(f"{name}: {error}")
+        if name not in loaded:
+            loaded[name] = load_text_model(resolve(name, Model().dir, check=False))
+        return loaded[name]
 
     return load

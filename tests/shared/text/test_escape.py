@@ -25,11 +25,11 @@ def test_text_without_special_tokens_is_unchanged():
 def test_every_string_of_a_json_value_is_hidden():
     guard = Guard(["<s>"])
 
-    hidden = guard.hide_all({"a<s>": ["<s>", {"n": 1, "deep": "x<s>"}, None, True]})
+    hidden = guard.hide_all({"a<s>": "<s>", "list": ["<s>", {"n": 1, "deep": "x<s>"}, None, True]})
 
     assert "<s>" not in repr(hidden)
     assert isinstance(hidden, dict)
-    assert list(hidden.values())[0][1]["n"] == 1
+    assert hidden["list"][2:] == [None, True]
 
 
 def test_a_tokenizer_without_special_tokens_needs_no_escaping():

@@ -82,6 +82,13 @@ class TestSentencePieceGguf:
         assert tokenizer.decode(ids, skip_special=True) == "a"
         assert tokenizer.token_bytes(ids[0]) == b" a"
 
+    def test_special_tokens_in_text_are_text_when_escaped(self, gguf_model):
+        tokenizer = gguf_model("spm").tokenizer
+
+        assert tokenizer.encode("a<bos>", add_special=False)[1:] == [2]
+        escaped = tokenizer.encode("a<bos>", add_special=False, escape=True)
+        assert tokenizer.decode(escaped, skip_special=True) == "a<bos>"
+
     def test_a_base_model_has_no_template(self, gguf_model):
         assert gguf_model("spm").template is None
 
@@ -138,10 +145,10 @@ class TestDirectory:
             hf_model(config={})
 
     def test_a_broken_file_is_refused_by_name(self, hf_model):
-        with pytest.raises(ModelError, match="generation_config.json"):
+        with pytest.raises(ModelError, match=r"generation_config\.json"):
             hf_model(generation_config="{")
-        with pytest.raises(ModelError, match="tokenizer.json"):
-            hf_model(tokenizer="{")
+        with pytest.raises(ModelError, match=r"tokenizer\.json"):
+            hf_model(tokenizer="{", generation_config={})
 
 
 class TestFiles:
@@ -157,7 +164,7 @@ class TestFiles:
         assert mine.revision != own.revision
 
     def test_a_missing_template_file_is_refused(self, gguf_model):
-        with pytest.raises(ModelError, match="gone.jinja"):
+        with pytest.raises(ModelError, match=r"gone\.jinja"):
             gguf_model("gpt2", template_override="gone.jinja")
 
     def test_the_context_can_be_cut_but_not_grown(self, gguf_model):

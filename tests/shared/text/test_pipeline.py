@@ -1,5 +1,7 @@
 """Token ids to events."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,9 +133,8 @@ def naive(ids: list[int], sampling: Sampling) -> tuple[str, str | int | None]:
     data = b""
     for token in ids:
         is_stop_id = token in sampling.stop_ids
-        is_hidden = (token in tokenizer.special_ids and sampling.skip_special) or (
-            is_stop_id and not sampling.include_stop
-        )
+        is_special = token in tokenizer.special_ids
+        is_hidden = (is_special and sampling.skip_special) or (is_stop_id and not sampling.include_stop)
         data += b"" if is_hidden else EXTRA.get(token, tokenizer.token_bytes(token))
         found = first_stop(data, sampling, is_end=False)
         if found is not None:
@@ -170,7 +171,7 @@ def test_any_grouping_gives_the_text_and_state_of_the_whole(ids, sampling, cuts)
     tokens = TextPipeline(ScriptedTokenizer(), sampling, EXTRA)
     bounds = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
 
-    events = [event for start, end in zip(bounds, bounds[1:], strict=False) for event in tokens.push(ids[start:end])]
+    events = [event for start, end in pairwise(bounds) for event in tokens.push(ids[start:end])]
     events += tokens.finish("length")
 
     text, match = naive(ids, sampling)

@@ -1,7 +1,9 @@
 """Bodies, routes and headers that are wrong: a JSON error for that call only."""
 
 import asyncio
+import gzip
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -89,6 +91,14 @@ async def test_a_large_body_is_refused_before_it_is_sent(open_door):
 
     assert lines.startswith("HTTP/1.1 413 ")
     assert invited.startswith("HTTP/1.1 100 ")
+
+
+async def test_a_compressed_body_is_refused_unopened(door, chat):
+    bomb = gzip.compress(msgspec.json.encode(chat(x="y" * 5_000_000)))
+
+    for body in (bomb, b"no gzip at all"):
+        check_error(await door.post(CHAT, body, headers={"Content-Encoding": "gzip"}), 415)
+    assert (await door.chat()).status == 200
 
 
 async def test_a_megabyte_body_is_served(door, chat):
