@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TYPES := build/types
 MODEL := smollm2-135m-instruct
+# The reference answers of both known models are tested.
+TEST_MODELS := $(MODEL) gemma3-270m
 FIND_PYTHON := for python in python3 python3.11 python3.12 python3.13; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done
 PYTHON ?= $(shell $(FIND_PYTHON))
@@ -20,17 +22,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # services/tokenize has the name of a standard module: the current folder must never enter sys.path.
 export PYTHONSAFEPATH := 1
 
-.PHONY: help install up test check types model
+.PHONY: help install up test check types
 
 help: ## List the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 install: $(VENV)/.stamp-all ## Make .venv and install headrace into it
 
-up: install model ## Install, fetch the default model and serve on 127.0.0.1:8080 (options: make up ARGS='--port 9000')
+up: install ## Install, fetch the default model and serve on 127.0.0.1:8080 (options: make up ARGS='--port 9000')
+	@$(BIN)/headrace models pull $(MODEL)
 	@exec $(BIN)/headrace up $(ARGS)
 
-test: $(VENV)/.stamp-test model ## Install what the tests need and run them, the fast ones first
+test: $(VENV)/.stamp-test ## Install what the tests need and run them, the fast ones first
+	@for model in $(TEST_MODELS); do $(BIN)/headrace models pull $$model; done
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.stamp-check ## Format, lint, types and architecture rules
@@ -43,9 +47,6 @@ types: $(VENV)/.stamp-check ## Check types over build/types, where the folders s
 	@rm -rf $(TYPES) && mkdir -p $(TYPES)/headrace
 	@ln -s $(CURDIR)/services/* $(CURDIR)/shared $(TYPES)/headrace/
 	@MYPYPATH=$(TYPES) $(BIN)/mypy --python-executable $(BIN)/python -p headrace
-
-model: $(VENV)/.stamp-all
-	@$(BIN)/headrace models pull $(MODEL)
 
 # Each set of extras contains the one before it.
 $(VENV)/.stamp-all: EXTRAS := all

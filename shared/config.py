@@ -179,8 +179,6 @@ class Router(Room, frozen=True):
 
     direct_tokens: int = 48
     """Prompts with fewer uncached tokens skip the prefill stage."""
-    queue_per_worker: Count = 2
-    """Requests a worker may have waiting beyond its free slots."""
     sweep_s: Positive = 5.0
     """How often items of dead workers are looked for."""
 

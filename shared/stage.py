@@ -63,6 +63,8 @@ class Worker:
         """Gives the report fields that change all the time (load, rates); read at every beat."""
         self._report = WorkerReport(stage=stage, wid=wid, pid=os.getpid(), started_ms=time.time_ns() // 1_000_000)
         self.heartbeat = Heartbeat(bus, self._current)
+        self._slots: list[Slots] = []
+        metrics.SLOTS_USED.set_function(lambda: sum(slots.used for slots in self._slots))
 
     @property
     def report(self) -> WorkerReport:
@@ -81,7 +83,7 @@ class Worker:
     async def pull(self, sources: Sequence[Source], slots: Slots) -> None:
         """Pull all sources until draining, then wait for what was started."""
         puller = Puller(self.bus, slots, self.draining, is_alive=self.is_alive)
-        metrics.SLOTS_USED.set_function(lambda: slots.used)
+        self._slots.append(slots)
         renewing = asyncio.create_task(puller.renew())
         try:
             async with asyncio.TaskGroup() as group:

@@ -8,7 +8,6 @@ from headrace.cli.api import Api, ApiError
 
 LIMIT_S = 120.0
 """How long `scale` and `drain` wait for what they asked for."""
-_LOOK_EVERY_S = 0.25
 
 COLUMNS = ("stage", "wid", "pid", "state", "queue", "active", "model", "revision", "metrics")
 
@@ -21,7 +20,9 @@ def workers(api: Api) -> list[dict[str, Any]]:
     return [{column: item.get(column) for column in COLUMNS} for item in answer]
 
 
-def wait_until(api: Api, is_done: Callable[[list[dict[str, Any]]], bool], *, limit_s: float = LIMIT_S) -> bool:
+def wait_until(
+    api: Api, is_done: Callable[[list[dict[str, Any]]], bool], *, limit_s: float = LIMIT_S, every_s: float = 0.25
+) -> bool:
     """Look at the worker list until `is_done` likes it; False after `limit_s`.
 
     A failed look counts as no look: the ingress that was asked may be the one that is being stopped.
@@ -36,7 +37,7 @@ def wait_until(api: Api, is_done: Callable[[list[dict[str, Any]]], bool], *, lim
                 raise
         if time.monotonic() >= give_up_at:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(every_s)
 
 
 def num_ready(listed: list[dict[str, Any]], stage: str) -> int:

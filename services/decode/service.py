@@ -136,6 +136,7 @@ class _Decode:
             await running.ended.wait()
             await self._bus.ack(delivery)
             return
+        self._worker.heartbeat.touch()
         self._held[rid] = held = _Held(item.request.ing)
         try:
             with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="decode")):

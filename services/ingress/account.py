@@ -1,6 +1,7 @@
 """What one request came to: one log line and one count, whatever way it ends."""
 
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -27,8 +28,10 @@ log = structlog.get_logger()
 class Account:
     """Use as a context manager around one generation call."""
 
-    def __init__(self, rid: str) -> None:
+    def __init__(self, rid: str, caller: Mapping[str, str]) -> None:
+        """`caller`: what the client says of itself, for the log."""
         self.rid = rid
+        self._caller = caller
         self._started_at = time.monotonic()
         self._accepted_at: float | None = None
         self._ttft_s: float | None = None
@@ -51,6 +54,7 @@ class Account:
             request=self.rid,
             outcome=self._outcome,
             reason=self._reason,
+            **self._caller,
             prompt_tokens=self._num_prompt_tokens,
             num_tokens=self._num_tokens,
             ttft_ms=None if self._ttft_s is None else round(self._ttft_s * 1000, 1),

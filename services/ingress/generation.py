@@ -16,7 +16,7 @@ from headrace.ingress.body import parse_object, read_body
 from headrace.ingress.dialect import describe
 from headrace.ingress.exchange import Exchange
 from headrace.ingress.front import Front
-from headrace.ingress.identity import identity_of
+from headrace.ingress.identity import caller_of, identity_of
 from headrace.ingress.protocols import Adapter, Encoder, Head, Parsed, Terms
 from headrace.ingress.stream import EventStream, read_timeout
 from headrace.shared import messages
@@ -44,7 +44,7 @@ class Generation:
         identity = identity_of(request)
         identity.is_generation = True
         limits = self._front.config.limits
-        with Account(identity.rid) as account:
+        with Account(identity.rid, caller_of(request)) as account:
             timeout_s = self._front.config.ingress.body_timeout_s
             body = await read_body(request, max_bytes=limits.max_body_bytes, timeout_s=timeout_s)
             terms = Terms(seed=secrets.randbits(63), max_output_tokens=limits.max_output_tokens)

@@ -40,6 +40,13 @@ def identity_of(request: web.BaseRequest) -> Identity:
     return identity
 
 
+def caller_of(request: web.BaseRequest) -> dict[str, str]:
+    """What the client says of itself that belongs in the log: its own id of the call, and which try this is."""
+    named = {"client_request": "x-client-request-id", "retry": "x-stainless-retry-count"}
+    values = {key: request.headers.get(header, "") for key, header in named.items()}
+    return {key: value for key, value in values.items() if _HEADER_SAFE.fullmatch(value)}
+
+
 def stamp(request: web.BaseRequest, response: web.StreamResponse) -> None:
     """Put the common headers on a response that is about to start."""
     identity = identity_of(request)

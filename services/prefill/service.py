@@ -97,6 +97,7 @@ class _Prefill:
             await self._worker.bus.ack(delivery)
             return
         served = self._models.get(item.request.model)
+        self._worker.heartbeat.touch()
         self._held[rid] = held = _Held(num_packed(item.prompt_ids))
         try:
             with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="prefill")):

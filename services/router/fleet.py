@@ -13,8 +13,8 @@ from headrace.shared.messages import Tokenized
 from headrace.shared.registry import Registry
 from headrace.shared.reports import State, WorkerReport
 
-_VISIBLE_S = 0.3
-"""A worker takes an item within milliseconds; a report this much younger than an assignment includes it."""
+_VISIBLE_S = 0.5
+"""A worker takes an item within milliseconds and reports the change at once: by then its report shows it."""
 _SESSIONS_KEPT = 10_000
 
 
@@ -28,9 +28,8 @@ class _Assignment:
 class Fleet:
     """Workers, assignments in flight, session affinity."""
 
-    def __init__(self, registry: Registry, queue_per_worker: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
-        self._queue_per_worker = queue_per_worker
         self._clock = clock
         self._assigned: dict[str, dict[str, _Assignment]] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
@@ -40,16 +39,16 @@ class Fleet:
 
     def has_room(self, stage: str) -> bool:
         """Whether some ready worker of the stage may be given another request."""
-        in_flight = self._in_flight()
-        return any(policy.room(w, in_flight, self._queue_per_worker) > 0 for w in self._open(stage))
+        workers, in_flight = self._open(stage), self._in_flight()
+        return any(policy.room(worker, in_flight) > 0 for worker in workers)
 
     def choose(self, stage: str, item: Tokenized, *, alone: bool = False) -> str | None:
         """Pick a worker of the stage, or None when the request has to wait. `alone`: only an idle one will do."""
+        workers = self._open(stage)
         return policy.choose(
             item,
-            self._open(stage),
+            workers,
             self._in_flight(),
-            queue_per_worker=self._queue_per_worker,
             last_wid=self._sessions.get(self._session(stage, item)),
             alone=alone,
             rng=self._rng,
@@ -80,6 +79,7 @@ class Fleet:
         return f"{stage}:{item.request.session}" if item.request.session else ""
 
     def _open(self, stage: str) -> list[WorkerReport]:
+        self._prune()
         alone = {wid for wid, entries in self._assigned.items() if any(e.alone for e in entries.values())}
         return [w for w in self._registry.workers(stage) if w.state is State.READY and w.wid not in alone]
 
@@ -89,20 +89,17 @@ class Fleet:
             for wid, entries in self._assigned.items()
         }
 
-    def _on_change(self, wid: str, report: WorkerReport | None) -> None:
-        entries = self._assigned.get(wid)
-        if entries:
-            visible = self._clock() - _VISIBLE_S
-            kept = {rid: e for rid, e in entries.items() if report is not None and self._keeps(e, report, visible)}
+    def _on_change(self, _wid: str, _report: WorkerReport | None) -> None:
+        self._changed.set()
+
+    def _prune(self) -> None:
+        """Forget assignments that reports show by now; a suspect keeps its worker until that worker is idle again."""
+        visible = self._clock() - _VISIBLE_S
+        for wid, entries in list(self._assigned.items()):
+            report = self._registry.get(wid)
+            busy = report is not None and report.active > 0
+            kept = {rid: e for rid, e in entries.items() if report and (e.at > visible or (e.alone and busy))}
             if kept:
                 self._assigned[wid] = kept
             else:
                 del self._assigned[wid]
-        self._changed.set()
-
-    @staticmethod
-    def _keeps(entry: _Assignment, report: WorkerReport, visible: float) -> bool:
-        """A suspect keeps its worker to itself until that worker is idle again."""
-        if entry.at > visible:
-            return True
-        return entry.alone and report.active > 0

@@ -45,9 +45,9 @@ def serving(workers: Sequence[WorkerReport], model: str) -> list[WorkerReport]:
     return [w for w in workers if w.state is State.READY and any(m.name == model for m in w.models)]
 
 
-def room(worker: WorkerReport, in_flight: Mapping[str, InFlight], queue_per_worker: int) -> int:
-    """How many more requests the worker may be given, a short queue beyond its slots included."""
-    return worker.slots + queue_per_worker - worker.active - in_flight.get(worker.wid, _NOTHING).num
+def room(worker: WorkerReport, in_flight: Mapping[str, InFlight]) -> int:
+    """How many more requests the worker may be given."""
+    return worker.slots - worker.active - in_flight.get(worker.wid, _NOTHING).num
 
 
 def choose(
@@ -55,7 +55,6 @@ def choose(
     workers: Sequence[WorkerReport],
     in_flight: Mapping[str, InFlight],
     *,
-    queue_per_worker: int,
     last_wid: str | None,
     alone: bool,
     rng: random.Random,
@@ -64,7 +63,7 @@ def choose(
     able = serving(workers, item.request.model)
     if alone:
         able = [w for w in able if w.active == 0 and w.wid not in in_flight]
-    able = [w for w in able if room(w, in_flight, queue_per_worker) > 0]
+    able = [w for w in able if room(w, in_flight) > 0]
     if not able:
         return None
 

@@ -31,7 +31,7 @@ def run(config: Config) -> int:
 async def serve(worker: Worker) -> None:
     """Route until draining."""
     reclaimer = Reclaimer(worker.bus, worker.registry)
-    fleet = Fleet(worker.registry, worker.config.router.queue_per_worker)
+    fleet = Fleet(worker.registry)
     cancels = Cancels(worker.bus)
     await cancels.start()
     assigner = Assigner(worker.bus, worker.wid, worker.config, worker.registry, fleet, cancels)

@@ -94,7 +94,9 @@ class BlockPool:
         """Assert that free + cached + held is the whole pool and that `tables` hold exactly the references counted."""
         assert len(self._free) + len(self._cached) + len(self._refs) == self.num_blocks
         assert {*self._free, *self._cached, *self._refs} == set(range(self.num_blocks))
-        assert Counter(block for table in tables for block in table) == Counter(self._refs)
+        held = [list(table) for table in tables]
+        assert Counter(block for table in held for block in table) == Counter(self._refs)
+        assert all(len(table) == len(set(table)) for table in held)
         assert {key: block for block, key in self._key_of.items()} == self._block_of
         assert set(self._cached) <= set(self._key_of)
         assert not set(self._free) & set(self._key_of)

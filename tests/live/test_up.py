@@ -87,7 +87,7 @@ def test_scale_adds_a_worker_that_takes_work_and_removes_it_again(scripted: Any)
     with contextlib.ExitStack() as streams:
         for _ in range(8):
             stream = client(scripted).completions.create(
-                model="scripted", prompt="x", stream=True, extra_body=slow_words(20)
+                model="scripted", prompt="x", max_tokens=200, stream=True, extra_body=slow_words(20)
             )
             streams.enter_context(contextlib.closing(stream))
         scripted.wait("work on both", lambda: all(row["active"] for row in scripted.workers("decode")), 10)
@@ -99,7 +99,9 @@ def test_scale_adds_a_worker_that_takes_work_and_removes_it_again(scripted: Any)
 
 def test_draining_a_worker_moves_its_stream_to_another(scripted: Any) -> None:
     assert scripted.headrace("scale", "decode=2").returncode == 0
-    stream = client(scripted).completions.create(model="scripted", prompt="x", stream=True, extra_body=slow_words(40))
+    stream = client(scripted).completions.create(
+        model="scripted", prompt="x", max_tokens=200, stream=True, extra_body=slow_words(40)
+    )
     text = ""
     for number, chunk in enumerate(stream):
         if number == 3:
@@ -163,7 +165,7 @@ def test_sigterm_drains_and_leaves_no_process_behind(
     with up(tmp_path, "--model", "scripted") as instance:
         pids = [row["pid"] for row in instance.workers(state=None)]
         stream = client(instance).completions.create(
-            model="scripted", prompt="x", stream=True, extra_body=slow_words(20)
+            model="scripted", prompt="x", max_tokens=200, stream=True, extra_body=slow_words(20)
         )
         text = ""
         for number, chunk in enumerate(stream):
@@ -182,7 +184,7 @@ def test_a_new_up_on_an_old_data_dir_finishes_accepted_requests(
     with up(tmp_path, "--model", "scripted") as instance:
         with pytest.raises((openai.APIError, OSError, Exception)):  # noqa: B017, PT011  # however the cut shows
             stream = client(instance).completions.with_raw_response.create(
-                model="scripted", prompt="x", stream=True, extra_body=slow_words(40)
+                model="scripted", prompt="x", max_tokens=200, stream=True, extra_body=slow_words(40)
             )
             rid = stream.headers["x-headrace-request"]
             instance.process.kill()

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from headrace.cli import workers as worker_list
 from headrace.cli.api import Api, ApiError
 from headrace.cli.chat import texts
 from headrace.cli.ps import plain_table
@@ -93,12 +92,24 @@ def test_a_wait_ends(instance):
     assert wait_until(Api(instance.url), lambda _: False, limit_s=0) is False
 
 
-def test_a_failed_look_is_repeated_until_the_time_is_up(instance, monkeypatch):
-    monkeypatch.setattr(worker_list, "_LOOK_EVERY_S", 0.001)
+def test_a_failed_look_is_repeated(instance):
+    instance.worker_lists = [[READY]]
+    looks = iter([ApiError("no answer"), None])
+
+    def is_done(_listed: list[dict[str, object]]) -> bool:
+        failure = next(looks)
+        if failure is not None:
+            raise failure
+        return True
+
+    assert wait_until(Api(instance.url), is_done, every_s=0.001) is True
+
+
+def test_a_look_that_fails_to_the_end_is_an_error(instance):
     instance.errors["/headrace/workers"] = (503, {})
 
     with pytest.raises(ApiError, match="503"):
-        wait_until(Api(instance.url), lambda _: True, limit_s=0.05)
+        wait_until(Api(instance.url), lambda _: True, limit_s=0)
 
 
 def test_chat_streams_the_answer_of_the_first_model(headrace, instance):

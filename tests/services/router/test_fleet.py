@@ -17,11 +17,14 @@ class FakeRegistry:
     def workers(self, stage: str) -> list[WorkerReport]:
         return [report for report in self.reports.values() if report.stage == stage]
 
+    def get(self, wid: str) -> WorkerReport | None:
+        return self.reports.get(wid)
+
     def on_change(self, listener: Listener) -> None:
         self.listeners.append(listener)
 
     def report(self, wid: str, **fields: object) -> None:
-        known = {"stage": "decode", "state": State.READY, "models": (ModelReport(name="m"),), "slots": 1}
+        known = {"stage": "decode", "state": State.READY, "models": (ModelReport(name="m"),), "slots": 2}
         self.reports[wid] = report = WorkerReport(wid=wid, **{**known, **fields})
         for listener in self.listeners:
             listener(wid, report)
@@ -47,7 +50,7 @@ def item(rid: str = "r", *, session: str = "") -> Tokenized:
 
 def fleet() -> tuple[Fleet, FakeRegistry, Clock]:
     registry, clock = FakeRegistry(), Clock()
-    return Fleet(registry, 1, clock), registry, clock  # type: ignore[arg-type]  # the part of it that Fleet uses
+    return Fleet(registry, clock), registry, clock  # type: ignore[arg-type]  # the part of it that Fleet uses
 
 
 def test_assignments_fill_a_worker_until_its_report_shows_them() -> None:
@@ -62,6 +65,18 @@ def test_assignments_fill_a_worker_until_its_report_shows_them() -> None:
     registry.report("a", active=1)
 
     assert router.has_room("decode")
+
+
+def test_assignments_are_forgotten_even_when_the_report_does_not_change() -> None:
+    router, registry, clock = fleet()
+    registry.report("a")
+    router.assigned("a", "decode", item("1"))
+    router.assigned("a", "decode", item("2"))
+
+    clock.now = 1.0
+
+    assert router.has_room("decode")
+    assert router.choose("decode", item("3")) == "a"
 
 
 def test_a_report_right_after_an_assignment_does_not_make_room() -> None:

@@ -26,7 +26,7 @@ def choose(
     work: Tokenized, workers: list[WorkerReport], last: str | None = None, *, alone: bool = False, **in_flight: InFlight
 ) -> str | None:
     rng = random.Random(1)
-    return policy.choose(work, workers, in_flight, queue_per_worker=1, last_wid=last, alone=alone, rng=rng)
+    return policy.choose(work, workers, in_flight, last_wid=last, alone=alone, rng=rng)
 
 
 def test_the_least_loaded_worker_is_chosen_by_time_not_by_tokens() -> None:
@@ -42,9 +42,9 @@ def test_own_assignments_count_before_a_report_shows_them() -> None:
 
 
 def test_a_full_worker_is_never_chosen() -> None:
-    assert choose(item(), [worker("a", active=5)]) is None
-    assert choose(item(), [worker("a", active=3)], None, a=InFlight(num=2, tokens=1)) is None
-    assert choose(item(), [worker("a", active=4)]) == "a"
+    assert choose(item(), [worker("a", active=4)]) is None
+    assert choose(item(), [worker("a", active=2)], None, a=InFlight(num=2, tokens=1)) is None
+    assert choose(item(), [worker("a", active=3)]) == "a"
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING, State.STOPPED])
@@ -78,9 +78,7 @@ def test_equal_workers_share_by_chance() -> None:
     rng = random.Random(7)
     workers = [worker(name) for name in "abcd"]
 
-    picks = [
-        policy.choose(item(), workers, {}, queue_per_worker=1, last_wid=None, alone=False, rng=rng) for _ in range(400)
-    ]
+    picks = [policy.choose(item(), workers, {}, last_wid=None, alone=False, rng=rng) for _ in range(400)]
 
     assert all(picks.count(name) > 50 for name in "abcd")
 

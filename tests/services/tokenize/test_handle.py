@@ -12,8 +12,8 @@ from headrace.tokenize.handle import Rules, Served, tokenize
 def ids_of(accepted, served):
     """Tokenize a prompt; returns its ids."""
 
-    def run(prompt, rules: Rules = Rules(), by: Served = served, **fields) -> list[int]:
-        return unpack_ids(tokenize(accepted(prompt, **fields), by, rules, 1).prompt_ids)
+    def run(prompt, rules: Rules | None = None, by: Served = served, **fields) -> list[int]:
+        return unpack_ids(tokenize(accepted(prompt, **fields), by, rules or Rules(), 1).prompt_ids)
 
     return run
 

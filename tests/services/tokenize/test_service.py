@@ -2,29 +2,39 @@
 
 import asyncio
 
+import pytest
+
 from headrace.shared import subjects
 from headrace.shared.config import load
+from headrace.shared.errors import ModelError
 from headrace.shared.messages import Text, encode
 from headrace.shared.reports import State
 from headrace.shared.stage import Worker
 from headrace.tokenize.service import serve
 
 
-async def test_the_stage_tokenizes_both_classes_until_it_drains(bus, accepted):
-    arrived = asyncio.Event()
-    worker = Worker(load(sets=["model.names=scripted"], environ={}), "tokenize", "tokenize-test", bus)
-    items = [accepted(Text(text=cls), cls=cls) for cls in ("int", "bat")]
-    for item in items:
-        await bus.publish(subjects.tok(item.request.cls, item.request.rid), encode(item))
+def worker(bus, model: str) -> Worker:
+    return Worker(load(sets=[f"model.names={model}"], environ={}), "tokenize", "tokenize-test", bus)
 
-    running = asyncio.create_task(serve(worker))
+
+async def test_the_stage_tokenizes_both_classes_until_it_drains(bus, accepted):
+    stage = worker(bus, "scripted")
+    for cls in ("int", "bat"):
+        item = accepted(Text(text=cls), cls=cls)
+        await bus.publish(subjects.tok(cls, item.request.rid), encode(item))
+
+    running = asyncio.create_task(serve(stage))
     async with asyncio.timeout(20):
-        while len(await bus.read(subjects.RTEQ, "work.route.>")) < len(items):
-            await bus.fetch(subjects.ADV, "none", batch=1, timeout_s=0.01) if False else await asyncio.sleep(0.01)
-        worker.draining.set()
+        routed = [await bus.fetch(subjects.RTEQ, f"route-{cls}", batch=1, timeout_s=20) for cls in ("int", "bat")]
+        stage.draining.set()
         await running
 
-    assert arrived is not None
-    (report,) = worker.report.models
+    (report,) = stage.report.models
+    assert all(routed)
     assert (report.name, report.max_tokens, report.chat) == ("scripted", 8192, True)
-    assert worker.report.state is State.READY
+    assert stage.report.state is State.READY
+
+
+async def test_a_model_that_does_not_exist_stops_the_stage_with_its_name(bus):
+    with pytest.raises(ModelError, match="no-such-model"):
+        await serve(worker(bus, "no-such-model"))

@@ -101,7 +101,7 @@ def test_dropping_the_cache_keeps_what_is_held():
     pool.check([[held]])
 
 
-@pytest.mark.parametrize("tables", [[], [[0], [0]], [[1]]])
+@pytest.mark.parametrize("tables", [[], [[0], [0]], [[1]], [[0, 0]]])
 def test_the_check_sees_references_that_do_not_add_up(tables):
     pool = BlockPool(2)
     assert pool.allocate(1) == [0]
