@@ -109,6 +109,7 @@ def test_assignments_of_a_worker_that_is_gone_are_forgotten() -> None:
     registry.report("a")
     router.assigned("a", "decode", item("1"), alone=True)
     registry.gone("a")
+    assert not router.has_room("decode")
     registry.report("a")
 
     assert router.choose("decode", item("2")) == "a"
