@@ -25,38 +25,38 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY services services
 COPY shared shared
-RUN --mount=type=cache,target=/var/cache/pip \
-    pip wheel --cache-dir /var/cache/pip --no-deps --wheel-dir /dist .
+RUN --mount=type=cache,target=/var/.cache/pip \
+    pip wheel --cache-dir /var/.cache/pip --no-deps --wheel-dir /dist .
 
 FROM base AS ingress
-RUN --mount=type=cache,target=/var/cache/pip \
+RUN --mount=type=cache,target=/var/.cache/pip \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --cache-dir /var/cache/pip "$(echo /dist/*.whl)[ingress]"
+    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[ingress]"
 USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["ingress"]
 
 FROM base AS router
-RUN --mount=type=cache,target=/var/cache/pip \
+RUN --mount=type=cache,target=/var/.cache/pip \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --cache-dir /var/cache/pip "$(echo /dist/*.whl)[cache]"
+    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[cache]"
 USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["router"]
 
 FROM base AS tokenize
-RUN --mount=type=cache,target=/var/cache/pip \
+RUN --mount=type=cache,target=/var/.cache/pip \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --cache-dir /var/cache/pip "$(echo /dist/*.whl)[text]"
+    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[text]"
 USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["tokenize"]
 
 FROM base AS engine
 ARG PIP_EXTRA_INDEX_URL=
-RUN --mount=type=cache,target=/var/cache/pip \
+RUN --mount=type=cache,target=/var/.cache/pip \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --cache-dir /var/cache/pip "$(echo /dist/*.whl)[text,cache,engine]"
+    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[text,cache,engine]"
 USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["decode"]

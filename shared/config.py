@@ -188,7 +188,7 @@ class Prefill(Room, frozen=True):
 
     profile: Profile | None = None
     """Overrides `engine.profile`."""
-    slots: Count = 4
+    slots: Count = 16
     """Prompts worked on at once."""
 
 

@@ -51,6 +51,8 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Requests held."""
     queued_tokens: int = 0
     """Tokens of work held but not done: prompt tokens for prefill, prompt + remaining output for decode."""
+    taken: int = 0
+    """Requests ever taken from its queue: tells a router which of its assignments this report includes."""
     slots: int = 0
     """Requests this worker can run at once."""
     kv_free_tokens: int = 0

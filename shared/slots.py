@@ -41,6 +41,8 @@ class Slots:
         self.total = total
         self.used = 0
         """Places in which an item is worked on; a place a fetch loop keeps ready is neither free nor used."""
+        self.taken = 0
+        """Items ever started."""
         self._free = total
         self._freed = asyncio.Event()
 
@@ -160,6 +162,7 @@ class Puller:
 
     def _start(self, held: _Held, handle: Callable[[Delivery], Awaitable[None]]) -> None:
         self._slots.used += 1
+        self._slots.taken += 1
         task = asyncio.create_task(self._hold(held, handle))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

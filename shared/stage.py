@@ -105,7 +105,8 @@ class Worker:
     def _current(self) -> WorkerReport | None:
         if not self.is_alive():
             return None
-        return msgspec.structs.replace(self._report, **self.collect())
+        taken = sum(slots.taken for slots in self._slots)
+        return msgspec.structs.replace(self._report, taken=taken, **self.collect())
 
 
 def run_stage(config: Config, stage: str, main: Main) -> int:

@@ -5,7 +5,7 @@ import random
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.router import policy
 from headrace.router.policy import InFlight
@@ -13,8 +13,8 @@ from headrace.shared.messages import Tokenized
 from headrace.shared.registry import Registry
 from headrace.shared.reports import State, WorkerReport
 
-_VISIBLE_S = 0.5
-"""A worker takes an item within milliseconds and reports the change at once: by then its report shows it."""
+_LOST_S = 5.0
+"""A worker takes an item within milliseconds; one that was not taken by now was purged or taken by another hand."""
 _SESSIONS_KEPT = 10_000
 
 
@@ -23,6 +23,7 @@ class _Assignment:
     tokens: int
     at: float
     alone: bool
+    is_taken: bool = False
 
 
 class Fleet:
@@ -32,6 +33,7 @@ class Fleet:
         self._registry = registry
         self._clock = clock
         self._assigned: dict[str, dict[str, _Assignment]] = {}
+        self._taken: dict[str, int] = {}
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._rng = random.Random()  # noqa: S311  # breaks ties between equally good workers
         self._changed = asyncio.Event()
@@ -87,19 +89,35 @@ class Fleet:
         return {
             wid: InFlight(num=len(entries), tokens=sum(entry.tokens for entry in entries.values()))
             for wid, entries in self._assigned.items()
+            if entries
         }
 
-    def _on_change(self, _wid: str, _report: WorkerReport | None) -> None:
+    def _on_change(self, wid: str, report: WorkerReport | None) -> None:
+        if report is None:
+            self._taken.pop(wid, None)
+        else:
+            self._see_taken(wid, report.taken)
         self._changed.set()
 
+    def _see_taken(self, wid: str, taken: int) -> None:
+        """Assignments leave in the order in which they were made: the worker takes them from a queue."""
+        num_new = taken - self._taken.get(wid, taken)
+        self._taken[wid] = taken
+        entries = self._assigned.get(wid, {})
+        for rid in list(entries)[: max(0, num_new)]:
+            if entries[rid].alone:
+                entries[rid] = replace(entries[rid], is_taken=True)
+            else:
+                del entries[rid]
+
     def _prune(self) -> None:
-        """Forget assignments that reports show by now; a suspect keeps its worker until that worker is idle again."""
-        visible = self._clock() - _VISIBLE_S
+        """Forget assignments that never arrived, and suspects whose worker is idle again."""
+        expired = self._clock() - _LOST_S
         for wid, entries in list(self._assigned.items()):
             report = self._registry.get(wid)
-            busy = report is not None and report.active > 0
-            kept = {rid: e for rid, e in entries.items() if report and (e.at > visible or (e.alone and busy))}
-            if kept:
-                self._assigned[wid] = kept
-            else:
+            for rid, entry in list(entries.items()):
+                is_over = entry.is_taken and report is not None and report.active == 0
+                if report is None or is_over or (entry.at < expired and not entry.is_taken):
+                    del entries[rid]
+            if not entries:
                 del self._assigned[wid]

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from headrace.shared.embedded.tether import spawn
+from headrace.shared.embedded.tether import send, spawn
 from headrace.up.relay import Lines, Relay
 
 _READ_BYTES = 65_536
@@ -64,15 +64,11 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to drain."""
-        self._signal(signal.SIGTERM)
+        send(self._process, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it now."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:
-            self._process.send_signal(number)
+        send(self._process, signal.SIGKILL)
 
     async def _pump_output(self, relay: Relay) -> None:
         stream = self._process.stdout

@@ -1,10 +1,11 @@
 """One server process: start it, wait until it answers, watch it, stop it. Knows no server by name."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from headrace.shared.embedded.tether import spawn
+from headrace.shared.embedded.tether import send, spawn
 from headrace.shared.errors import ConfigError
 
 _PROBE_EVERY_S = 0.02
@@ -65,7 +66,7 @@ class ServerProcess:
         if process is None or process.returncode is not None:
             return
         if grace_s > 0:
-            process.terminate()
+            send(process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(grace_s):
                     await process.wait()
@@ -73,7 +74,7 @@ class ServerProcess:
                 pass
             else:
                 return
-        process.kill()
+        send(process, signal.SIGKILL)
         await process.wait()
 
     async def _until_ready(self) -> None:

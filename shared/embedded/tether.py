@@ -6,7 +6,9 @@ where other threads may hold locks.
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
@@ -43,3 +45,14 @@ async def spawn(
         pass_fds=pass_fds,
         start_new_session=True,
     )
+
+
+def send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended.
+
+    Not by the process's own methods: they look for its end first, and when they find it asyncio's watcher no longer
+    does and reports exit code 255.
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
