@@ -131,7 +131,7 @@ class Run:
             await self._start()
         except ValueError as error:
             log.warning("request_refused_by_engine", request=request.rid, reason=str(error))
-            return await self._fail(Code.OVERLOADED, "the request does not fit this server's memory")
+            return await self._fail(Code.INVALID_REQUEST, f"the engine refuses the request: {error}")
         return await self._generate(signals)
 
     async def _start(self) -> None:
@@ -159,7 +159,14 @@ class Run:
             script=request.script,
             attempt=self._claim.lease.attempt,
         )
-        await driver.add(spec, self._take, payloads, num_local)
+        try:
+            await driver.add(spec, self._take, payloads, num_local)
+        except ValueError as error:
+            if not payloads:
+                raise
+            # A block that does not fit is as good as none: the prompt is computed instead.
+            log.warning("blocks_refused", request=request.rid, reason=str(error))
+            await driver.add(spec, self._take)
 
     def _take(self, output: StepOutput | StepError) -> None:
         if isinstance(output, StepError):

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
@@ -23,6 +22,7 @@ _STUCK_S = 30.0
 _RATE_DECAY = 0.8
 
 T = TypeVar("T")
+_Command = Callable[["PacedEngine"], None]
 Sink = Callable[[StepOutput | StepError], None]
 log = structlog.get_logger()
 
@@ -32,12 +32,6 @@ class PacedEngine(Engine, Protocol):
 
     def next_due(self) -> float | None:
         """Monotonic seconds at which `has_work` turns True by itself; None if it will not."""
-
-
-@dataclass(slots=True)
-class _Command:
-    run: Callable[[PacedEngine], object]
-    done: Future[object]
 
 
 class EngineDriver:
@@ -76,9 +70,18 @@ class EngineDriver:
 
     async def call(self, run: Callable[[PacedEngine], T]) -> T:
         """Run `run(engine)` on the engine's thread between two steps and return its result."""
-        done: Future[object] = Future()
-        self._commands.put(_Command(run, done))
-        return await asyncio.wrap_future(done)  # type: ignore[return-value]  # the command's own result
+        done: Future[T] = Future()
+
+        def work(engine: PacedEngine) -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            try:
+                done.set_result(run(engine))
+            except Exception as error:  # noqa: BLE001  # whatever a command raises belongs to its caller
+                done.set_exception(error)
+
+        self._commands.put(work)
+        return await asyncio.wrap_future(done)
 
     async def add(self, spec: SequenceSpec, sink: Sink, blocks: Sequence[bytes] = (), first_block: int = 0) -> None:
         """Queue a sequence; `sink` is called on the loop with every output. Raises ValueError as the engine does."""
@@ -92,7 +95,7 @@ class EngineDriver:
     def release(self, id: str) -> None:  # noqa: A002  # the engine contract's word
         """Forget a sequence in any state; no output arrives after this. Does not wait for the engine."""
         self._sinks.pop(id, None)
-        self._commands.put(_Command(lambda engine: engine.release(id), Future()))
+        self._commands.put(lambda engine: engine.release(id))
 
     @property
     def num_sinks(self) -> int:
@@ -117,7 +120,8 @@ class EngineDriver:
                 return True
             if command is None:
                 return False
-            self._run(command)
+            command(self._engine)
+            self._look()
 
     def _next_command(self) -> _Command | None:
         if self._engine.has_work():
@@ -126,15 +130,6 @@ class EngineDriver:
         if due is None:
             return self._commands.get()
         return self._commands.get(timeout=max(0.0, due - time.monotonic()))
-
-    def _run(self, command: _Command) -> None:
-        if not command.done.set_running_or_notify_cancel():
-            return
-        try:
-            command.done.set_result(command.run(self._engine))
-        except Exception as error:  # noqa: BLE001  # whatever a command raises belongs to its caller
-            command.done.set_exception(error)
-        self._look()
 
     def _step(self) -> None:
         self._step_began = began = time.monotonic()

@@ -1,10 +1,12 @@
-"""Tiny random models, a bench that runs sequences on them, and the catalogue's real models."""
+"""Tiny random models, built and on disk, a bench that runs sequences on them, and the catalogue's real models."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from headrace.shared.catalogue import ModelFiles, resolve
@@ -14,6 +16,7 @@ from headrace.shared.engine.storage import KVStorage
 from headrace.shared.errors import ModelError
 from headrace.shared.model.config import LayerConfig, ModelConfig, Rope
 from headrace.shared.model.decoder import Decoder
+from headrace.shared.model.load import LoadedModel, load_model
 
 BLOCK_TOKENS = 4
 BLOCKS_PER_SEQUENCE = 12
@@ -62,16 +65,48 @@ CONFIGS = {
     "softcapped": gemma_config(attention_softcap=5.0),
 }
 
+HF_LLAMA: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 61,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "tie_word_embeddings": False,
+}
+HF_GEMMA3 = HF_LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 4,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 6,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 12,
+    "final_logit_softcapping": 20.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+
 
 def randomize(tensors: dict[str, Tensor], seed: int = 0) -> None:
-    """Fill parameters so that each one shows in the logits: plain initial values hide biases and norms."""
+    """Fill parameters so that each one shows in the logits: plain initial values hide biases and norms.
+
+    All values are bf16 numbers, as in real checkpoints.
+    """
     rng = torch.Generator().manual_seed(seed)
     for name, tensor in sorted(tensors.items()):
         noise = torch.randn(tensor.shape, generator=rng)
         if tensor.dim() > 1:
-            tensor.copy_(noise / tensor.shape[-1] ** 0.5)
+            noise /= tensor.shape[-1] ** 0.5
         else:
-            tensor.copy_(1 + 0.3 * noise if "norm" in name else 0.5 * noise)
+            noise = 1 + 0.3 * noise if "norm" in name else 0.5 * noise
+        tensor.copy_(noise.bfloat16())
 
 
 class Bench:
@@ -130,13 +165,79 @@ def make_decoder() -> Callable[..., Decoder]:
 
 
 @pytest.fixture
-def randomized() -> Callable[[dict[str, Tensor]], None]:
-    return randomize
+def ids() -> list[int]:
+    return torch.randint(0, VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 @pytest.fixture
-def ids() -> list[int]:
-    return torch.randint(0, VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
+def hf_config() -> Callable[..., dict[str, object]]:
+    """A `config.json` of one family with changes; None takes a key out."""
+
+    def make(family: str, **changes: object) -> dict[str, object]:
+        fields = {"llama": HF_LLAMA, "gemma3": HF_GEMMA3}[family] | changes
+        return {key: value for key, value in fields.items() if value is not None}
+
+    return make
+
+
+@pytest.fixture
+def write_hf(tmp_path: Path) -> Callable[..., dict[str, Tensor]]:
+    """Write a directory with random weights; returns them."""
+
+    def make(config: dict[str, object], *, drop=(), extra=(), shards: int = 1) -> dict[str, Tensor]:
+        weights = {name: torch.empty(shape) for name, shape in hf_shapes(config).items() if name not in drop}
+        weights |= {name: torch.empty(3) for name in extra}
+        randomize(weights)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        names = sorted(weights)
+        files = {f"model-{i}.safetensors": names[i::shards] for i in range(shards)}
+        if shards == 1:
+            files = {"model.safetensors": names}
+        else:
+            index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        for file, part in files.items():
+            save_file({name: weights[name] for name in part}, tmp_path / file)
+        return weights
+
+    return make
+
+
+@pytest.fixture
+def load_hf(tmp_path: Path) -> Callable[..., LoadedModel]:
+    """Load what `write_hf` wrote."""
+
+    def make(*, profile: str = "fp32", device: str = "cpu", max_context: int = 0) -> LoadedModel:
+        files = ModelFiles(name="tiny", kind="hf", path=tmp_path, fingerprint="f00d")
+        return load_model(files, profile=profile, device=device, max_context=max_context)
+
+    return make
+
+
+def hf_shapes(config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a checkpoint's tensors."""
+    is_gemma = config["architectures"] == ["Gemma3ForCausalLM"]
+    hidden, inner, d = config["hidden_size"], config["intermediate_size"], config.get("head_dim", 4)
+    q = config["num_attention_heads"] * d
+    kv = config.get("num_key_value_heads", config["num_attention_heads"]) * d
+    found = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
+    if not config["tie_word_embeddings"]:
+        found["lm_head.weight"] = (config["vocab_size"], hidden)
+    attention = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if is_gemma else []
+    for i in range(config["num_hidden_layers"]):
+        at = f"model.layers.{i}"
+        found |= {f"{at}.{norm}.weight": (hidden,) for norm in norms}
+        found |= {f"{at}.self_attn.{norm}.weight": (d,) for norm in ("q_norm", "k_norm") if is_gemma}
+        for block, parts, biased in (
+            ("self_attn", attention, config.get("attention_bias")),
+            ("mlp", mlp, config.get("mlp_bias")),
+        ):
+            found |= {f"{at}.{block}.{part}.weight": shape for part, shape in parts.items()}
+            found |= {f"{at}.{block}.{part}.bias": shape[:1] for part, shape in parts.items() if biased}
+    return found
 
 
 @pytest.fixture(scope="session")
