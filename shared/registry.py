@@ -122,7 +122,7 @@ class Registry:
         if record.data and record.reason is None:
             self._put(wid, record.data)
         else:
-            self._drop(wid)
+            self._drop(wid, is_told=record.reason is None)
 
     def _put(self, wid: str, data: bytes) -> None:
         try:
@@ -136,8 +136,9 @@ class Registry:
             self._workers[wid] = report
             self._tell(wid, report)
 
-    def _drop(self, wid: str) -> None:
-        if self._clock() < self._settled_at:
+    def _drop(self, wid: str, *, is_told: bool = False) -> None:
+        """`is_told`: somebody said so, rather than the server's time to live."""
+        if self._clock() < self._settled_at and not is_told:
             return
         gone = self._workers.pop(wid, None)
         if gone is not None:
@@ -168,7 +169,9 @@ class Heartbeat:
         while True:
             await self.beat()
             try:
-                await asyncio.wait_for(self._touched.wait(), BEAT_S)
+                # Not wait_for: before Python 3.12 it swallows a cancel that arrives together with the event.
+                async with asyncio.timeout(BEAT_S):
+                    await self._touched.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(0.02)

@@ -4,6 +4,7 @@ Nothing is fetched that cannot be started at once, so nobody ever gives work bac
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -155,10 +156,9 @@ class Puller:
         return []
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._stop.wait(), seconds)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
 
     def _start(self, held: _Held, handle: Callable[[Delivery], Awaitable[None]]) -> None:
         self._slots.used += 1

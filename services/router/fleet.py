@@ -1,6 +1,7 @@
 """The router's view of its workers: their reports plus its own assignments that no report shows yet."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import OrderedDict
@@ -71,10 +72,9 @@ class Fleet:
     async def changed(self, timeout_s: float) -> None:
         """Wait until a report may have made room, at most `timeout_s`."""
         self._changed.clear()
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
     @staticmethod
     def _session(stage: str, item: Tokenized) -> str:

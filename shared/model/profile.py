@@ -91,8 +91,8 @@ def _fastest(device: torch.device) -> str:
     Whole steps of SmolLM2-135M in ms, packed, on an Intel Xeon with AVX512-BF16 but without AMX; 1 | 2 threads:
 
     |      | 1 row   | 4 rows  | 16 rows | prefill of 128 | prefill of 600 |
-    | fp32 | 50 | 33 | 58 | 39 | 96 | 61 | 244 | 144      | 1195 | 624     |
-    | bf16 | 39 | 24 | 47 | 30 | 96 | 58 | 389 | 210      | 1940 | 1018    |
+    | fp32 | 49 | 33 | 58 | 39 | 96 | 59 | 241 | 135      | 1155 | 581     |
+    | bf16 | 40 | 26 | 49 | 31 | 93 | 56 | 379 | 201      | 1831 | 946     |
 
     Few rows are bound by memory, where bf16 gains a quarter; prompts lose more than that, and fp32 is exact. On AMD
     Zen 4 the same instructions run at full width: bf16 took 30/39/58 ms per step and 110/640 ms for prompts of 100/600

@@ -142,3 +142,13 @@ async def test_an_unreadable_entry_hurts_nobody(bus: Bus, registry: Registry) ->
     assert (await watch.next())[0] == "decode-1"
     await registry.refresh()
     assert [worker.wid for worker in registry.workers()] == ["decode-1"]
+
+
+async def test_a_beating_heart_can_be_stopped_at_any_moment(bus: Bus) -> None:
+    for _ in range(50):
+        heart = Heartbeat(bus, report)
+        beating = asyncio.create_task(heart.run())
+        await asyncio.sleep(0)
+        heart.touch()
+        beating.cancel()
+        await asyncio.wait_for(asyncio.gather(beating, return_exceptions=True), 5)

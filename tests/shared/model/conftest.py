@@ -43,7 +43,10 @@ def llama_config(**changes: object) -> ModelConfig:
 
 def gemma_config(**changes: object) -> ModelConfig:
     """Every switch Gemma 3 turns, plus biases and softcaps; the window is shorter than the tests' sequences."""
-    near, far = LayerConfig(rope=Rope(theta=10_000.0), window=5), LayerConfig(rope=Rope(theta=1e6, kind="linear", factor=8.0))
+    near, far = (
+        LayerConfig(rope=Rope(theta=10_000.0), window=5),
+        LayerConfig(rope=Rope(theta=1e6, kind="linear", factor=8.0)),
+    )
     fields: dict[str, object] = {
         "layers": (near, near, far),
         "activation": "gelu_tanh",
@@ -75,7 +78,7 @@ HF_LLAMA: dict[str, object] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 2**-16,
     "rope_theta": 500.0,
     "tie_word_embeddings": False,
 }
@@ -135,7 +138,10 @@ class Bench:
 
     def keys(self, sequence: int, layer: int) -> Tensor:
         """Stored keys of a sequence in order, [tokens, kv_heads, head_dim]."""
-        slots = [self.tables[sequence][p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS for p in range(self.lengths[sequence])]
+        slots = [
+            self.tables[sequence][p // BLOCK_TOKENS] * BLOCK_TOKENS + p % BLOCK_TOKENS
+            for p in range(self.lengths[sequence])
+        ]
         return self.storage.layer(layer)[0][slots]
 
 
@@ -251,9 +257,3 @@ def catalogue_model() -> Callable[[str], ModelFiles]:
             pytest.fail(f"{error}; pull it, or leave these tests out with -m 'not model'")
 
     return find
-
-
-@pytest.fixture(scope="session")
-def golden() -> Path:
-    """Folder of the reference ids."""
-    return Path(__file__).parents[2] / "golden"

@@ -33,6 +33,7 @@ def test_random_blocks_decode_as_the_reference_does(number):
 
 
 @pytest.mark.model
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "gemma3-270m"])
 def test_every_tensor_of_the_real_files_decodes_as_the_reference_does(catalogue_model, name):

@@ -40,7 +40,12 @@ SIZES = {
 }
 KEYS = {
     "llama": SIZES
-    | {"block_count": 3, "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500.0, "rope.dimension_count": 8},
+    | {
+        "block_count": 3,
+        "attention.layer_norm_rms_epsilon": 2**-16,
+        "rope.freq_base": 500.0,
+        "rope.dimension_count": 8,
+    },
     "gemma3": SIZES
     | {
         "block_count": 4,

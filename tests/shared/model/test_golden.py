@@ -1,6 +1,7 @@
 """Greedy ids of the real models equal the reference, token by token."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from headrace.shared.model.load import load_model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 FILES = {"smollm2-135m-instruct": "golden-smollm2-dev.json", "gemma3-270m": "golden-gemma3-dev.json"}
 BLOCK_TOKENS, BLOCKS = 16, 8
 TIE = 0.002
@@ -19,8 +21,8 @@ OPENING = 8
 
 
 @pytest.fixture(scope="session")
-def references(golden):
-    return {name: json.loads((golden / file).read_text("utf-8"))["rows"] for name, file in FILES.items()}
+def references():
+    return {name: json.loads((GOLDEN / file).read_text("utf-8"))["rows"] for name, file in FILES.items()}
 
 
 @pytest.mark.parametrize("name", FILES)

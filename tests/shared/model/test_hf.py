@@ -81,9 +81,7 @@ def reference(weights, config, ids):
         x = x + (norm(mixed, f"{at}.post_attention_layernorm") if is_gemma else mixed)
         h = norm(x, f"{at}.{'pre_feedforward' if is_gemma else 'post_attention'}_layernorm")
         act = (lambda g: torch.nn.functional.gelu(g, approximate="tanh")) if is_gemma else torch.nn.functional.silu
-        mixed = linear(
-            act(linear(h, f"{at}.mlp.gate_proj")) * linear(h, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj"
-        )
+        mixed = linear(act(linear(h, f"{at}.mlp.gate_proj")) * linear(h, f"{at}.mlp.up_proj"), f"{at}.mlp.down_proj")
         x = x + (norm(mixed, f"{at}.post_feedforward_layernorm") if is_gemma else mixed)
     logits = norm(x, "model.norm") @ weights.get("lm_head.weight", embed).T
     cap = config.get("final_logit_softcapping")

@@ -18,7 +18,10 @@ def test_missing_tensors_are_listed(hf_config, write_hf, load_hf):
 
 
 def test_unexpected_tensors_are_logged_and_known_leftovers_are_not(hf_config, write_hf, load_hf):
-    write_hf(hf_config("llama"), extra=["model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])
+    write_hf(
+        hf_config("llama"),
+        extra=["model.layers.0.self_attn.q_norm.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"],
+    )
 
     with capture_logs() as logs:
         load_hf()
@@ -40,7 +43,9 @@ def test_a_shape_that_contradicts_the_configuration_is_refused(hf_config, write_
     write_hf(hf_config("llama"))
     (tmp_path / "config.json").write_text(json.dumps(hf_config("llama", intermediate_size=44)))
 
-    with pytest.raises(ModelError, match=r"mlp\.\w+\.weight has shape \[.*40.*\], the configuration implies \[.*44.*\]"):
+    with pytest.raises(
+        ModelError, match=r"mlp\.\w+\.weight has shape \[.*40.*\], the configuration implies \[.*44.*\]"
+    ):
         load_hf()
 
 

@@ -20,7 +20,7 @@ def test_forms_to_come_are_refused(name):
 
 
 def test_unknown_forms_are_refused():
-    with pytest.raises(ConfigError, match="engine.profile=fp8 is unknown; use auto, fp32 or bf16"):
+    with pytest.raises(ConfigError, match=r"engine\.profile=fp8 is unknown; use auto, fp32 or bf16"):
         choose_profile("fp8", CPU)
 
 
