@@ -62,6 +62,11 @@ def out(ing: str) -> str:
     return f"out.{ing}.>"
 
 
+def out_of(ing: str, rid: str) -> str:
+    """What RUN republishes for one request."""
+    return f"out.{ing}.{rid}.*"
+
+
 def worker_key(stage: str, wid: str) -> str:
     """Registry key of one worker."""
     return f"$KV.WORKERS.{stage}.{wid}"

@@ -16,6 +16,7 @@ from headrace.ingress.identity import identity_of, stamp
 from headrace.ingress.models import ModelRoutes
 from headrace.ingress.protocols import PROTOCOLS
 from headrace.ingress.requests import RequestRoutes
+from headrace.ingress.resume import ResumeRoute
 from headrace.shared.errors import Code, Failure, RequestError
 from headrace.shared.telemetry import metrics
 
@@ -66,6 +67,7 @@ def _add_operator_routes(app: web.Application, front: Front) -> None:
     app.router.add_post("/headrace/scale", admin.scale)
     app.router.add_post("/headrace/drain", admin.drain)
     app.router.add_get("/headrace/requests/{rid}", requests.status)
+    app.router.add_get("/headrace/requests/{rid}/stream", ResumeRoute(front).get)
     app.router.add_post("/headrace/requests/{rid}/cancel", requests.cancel)
 
 

@@ -13,16 +13,16 @@ from aiohttp import web
 from headrace.ingress.account import Account
 from headrace.ingress.admission import admit
 from headrace.ingress.body import parse_object, read_body
-from headrace.ingress.dialect import describe
 from headrace.ingress.exchange import Exchange
 from headrace.ingress.front import Front
 from headrace.ingress.identity import caller_of, identity_of
-from headrace.ingress.protocols import Adapter, Encoder, Head, Parsed, Terms
+from headrace.ingress.protocols import Adapter, Head, Parsed, Terms
+from headrace.ingress.relay import Relay
 from headrace.ingress.stream import EventStream, read_timeout
 from headrace.shared import messages
-from headrace.shared.errors import Code, Failure, RequestError
+from headrace.shared.errors import Code
 from headrace.shared.messages import Accepted, Deadlines
-from headrace.shared.records import FinRecord, ReqRecord, TokRecord
+from headrace.shared.records import ReqRecord
 from headrace.shared.reports import ModelReport
 
 _ANSWER_MARGIN_S = 5.0
@@ -62,15 +62,16 @@ class Generation:
             rid=call.rid,
             created=created_ms // 1000,
             model=call.parsed.model,
-            fingerprint=fingerprint(call.model),
+            fingerprint=fingerprint(call.model.revision),
         )
         encoder = self._adapter.encoder(head, call.parsed.render)
         async with Exchange(front.bus, front.inbox, front.cleanups, front.wid, accepted) as exchange:
             await exchange.submit(_req_record(accepted, call))
             account.accept()
+            relay = Relay(exchange, encoder, account, self._adapter.prompt_param)
             if call.parsed.stream:
-                return await self._stream(EventStream(request, front.config.ingress), exchange, encoder, account)
-            return await self._plain(exchange, encoder, account)
+                return await relay.stream(EventStream(request, front.config.ingress))
+            return await relay.plain()
 
     def _accepted(self, request: web.Request, call: "_Call", created_ms: int) -> Accepted:
         timeouts = self._front.config.timeouts
@@ -101,72 +102,6 @@ class Generation:
             prompt=parsed.prompt,
         )
 
-    async def _plain(self, exchange: Exchange, encoder: Encoder, account: Account) -> web.Response:
-        toks: list[TokRecord] = []
-        while True:
-            item = await exchange.next(math.inf)
-            if isinstance(item, TokRecord):
-                account.add(item)
-                toks.append(item)
-            elif item is not None:
-                self._raise_failure(item)
-                body = encoder.reply(toks, item)
-                account.succeed()
-                return web.Response(body=body, content_type="application/json")
-
-    async def _stream(
-        self, stream: EventStream, exchange: Exchange, encoder: Encoder, account: Account
-    ) -> web.StreamResponse:
-        """Relay to the end. Once the status line is out, every failure becomes a frame: never a silent end."""
-        try:
-            failure = await self._relay_or_fail(stream, exchange, encoder, account)
-            if failure is None:
-                account.succeed()
-            else:
-                await stream.send_all(encoder.failure(describe(failure)))
-        except ConnectionError:
-            account.lose()
-        return stream.close()
-
-    async def _relay_or_fail(
-        self, stream: EventStream, exchange: Exchange, encoder: Encoder, account: Account
-    ) -> Failure | None:
-        """The failure to be told inside the stream; failures before its first byte are raised."""
-        try:
-            await self._relay(stream, exchange, encoder, account)
-        except RequestError as error:
-            if not stream.is_committed:
-                raise
-            account.fail(error)
-            return error.failure
-        except ConnectionError:
-            raise
-        except Exception:
-            log.exception("stream_failed", request=account.rid)
-            if not stream.is_committed:
-                raise
-            return Failure(code=Code.INTERNAL, message="")
-        return None
-
-    async def _relay(self, stream: EventStream, exchange: Exchange, encoder: Encoder, account: Account) -> None:
-        while True:
-            item = await exchange.next(stream.wake_at)
-            if item is None:
-                await stream.keep_alive()
-            elif isinstance(item, TokRecord):
-                account.add(item)
-                await stream.send_all(encoder.tok(item))
-            else:
-                self._raise_failure(item)
-                await stream.send_all(encoder.fin(item))
-                return
-
-    def _raise_failure(self, fin: FinRecord) -> None:
-        failure = failure_of(fin)
-        if failure is not None:
-            param = failure.param or (self._adapter.prompt_param if failure.code in _PROMPT_CODES else None)
-            raise RequestError(failure.code, failure.message, param=param, detail=failure.detail)
-
 
 @dataclass(frozen=True, slots=True)
 class _Call:
@@ -192,18 +127,6 @@ def _req_record(accepted: Accepted, call: _Call) -> ReqRecord:
     )
 
 
-def failure_of(fin: FinRecord) -> Failure | None:
-    """Why a request failed, or None when every choice ended well."""
-    if fin.failure is not None:
-        return fin.failure
-    causes = {end.cause for end in fin.choices}
-    if "cancelled" in causes:
-        return Failure(code=Code.CANCELLED, message="the request was cancelled")
-    if "error" in causes or not causes:
-        return Failure(code=Code.INTERNAL, message="the request ended without a reason")
-    return None
-
-
-def fingerprint(model: ModelReport) -> str:
+def fingerprint(revision: str) -> str:
     """`system_fingerprint`: the same for all replies of one revision."""
-    return f"fp_{blake2b(model.revision.encode(), digest_size=6).hexdigest()}"
+    return f"fp_{blake2b(revision.encode(), digest_size=6).hexdigest()}"

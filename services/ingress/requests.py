@@ -8,6 +8,7 @@ from headrace.ingress.endings import end_unrun
 from headrace.ingress.front import Front
 from headrace.ingress.protocols.openai_encoder import FINISH_REASONS
 from headrace.shared import runlog, subjects
+from headrace.shared.bus import Bus
 from headrace.shared.errors import BusError, Code, Failure, RequestError
 from headrace.shared.ids import is_rid
 from headrace.shared.packing import num_packed
@@ -24,13 +25,13 @@ class RequestRoutes:
     async def status(self, request: web.Request) -> web.Response:
         """The request's state, usage and end."""
         rid = request.match_info["rid"]
-        _, log = await self._find(rid)
+        _, log = await find_run(self._front.bus, rid)
         return web.Response(body=msgspec.json.encode(describe_run(rid, log)), content_type="application/json")
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel; a request that has ended stays as it ended."""
         rid = request.match_info["rid"]
-        ing, log = await self._find(rid)
+        ing, log = await find_run(self._front.bus, rid)
         state = state_of(log)
         if log.fin is None:
             await self._cancel(ing, rid, log)
@@ -48,19 +49,20 @@ class RequestRoutes:
         except BusError as error:
             raise RequestError(Code.OVERLOADED, "the queue does not answer") from error
 
-    async def _find(self, rid: str) -> tuple[str, RunLog]:
-        """The ingress that took the request, and its log."""
-        unknown = HttpError(404, "there is no such request, or its log has expired")
-        if not is_rid(rid):
+
+async def find_run(bus: Bus, rid: str) -> tuple[str, RunLog]:
+    """The ingress that took the request, and its log. Raises HttpError 404, or RequestError when the queue is away."""
+    unknown = HttpError(404, "there is no such request, or its log has expired")
+    if not is_rid(rid):
+        raise unknown
+    try:
+        record = await bus.last(subjects.RUN, subjects.run("*", rid, "req"))
+        if record is None:
             raise unknown
-        try:
-            record = await self._front.bus.last(subjects.RUN, subjects.run("*", rid, "req"))
-            if record is None:
-                raise unknown
-            ing, _, _ = subjects.run_parts(record.subject)
-            return ing, await runlog.read_log(self._front.bus, ing, rid)
-        except BusError as error:
-            raise RequestError(Code.OVERLOADED, "the queue does not answer") from error
+        ing, _, _ = subjects.run_parts(record.subject)
+        return ing, await runlog.read_log(bus, ing, rid)
+    except BusError as error:
+        raise RequestError(Code.OVERLOADED, "the queue does not answer") from error
 
 
 def state_of(log: RunLog) -> str:
