@@ -77,7 +77,10 @@ def _inspect_gguf(name: str, file: Path) -> ModelFiles:
 
 def _inspect_hf(name: str, folder: Path) -> ModelFiles:
     weights = sorted(folder.glob("*.safetensors"))
-    missing = [file for file in ("config.json", "tokenizer.json") if not (folder / file).is_file()]
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not (folder / "tokenizer.json").is_file() and len([*folder.glob(f"*{_GGUF}")]) != 1:
+        # A vocabulary may also lie in the metadata of one GGUF file beside the weights.
+        missing.append("tokenizer.json")
     missing += sorted(_listed_shards(name, folder) - {file.name for file in weights})
     if missing or not weights:
         listed = ", ".join(missing or ["*.safetensors"])

@@ -98,16 +98,25 @@ def _scripted(_files: ModelFiles) -> _Parts:
 
 def _from_gguf(files: ModelFiles) -> _Parts:
     metadata = read_metadata(files.path)
-    source = metadata.get("tokenizer.chat_template")
-    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    texts = {f"{name}_token": gguf_tokenizer.token_of(metadata, key) for key, name in names.items()}
     return _Parts(
         tokenizer=gguf_tokenizer.from_gguf(metadata),
-        source=source if isinstance(source, str) else None,
-        variables={name: text for name, text in texts.items() if text is not None},
+        source=_gguf_template(metadata),
+        variables=_gguf_variables(metadata),
         eos_ids=_gguf_eos_ids(metadata),
         context_tokens=_gguf_context(metadata),
     )
+
+
+def _gguf_template(metadata: dict[str, Value]) -> str | None:
+    source = metadata.get("tokenizer.chat_template")
+    return source if isinstance(source, str) else None
+
+
+def _gguf_variables(metadata: dict[str, Value]) -> dict[str, str]:
+    """Special tokens by the names templates use."""
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    texts = {f"{name}_token": gguf_tokenizer.token_of(metadata, key) for key, name in names.items()}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _gguf_eos_ids(metadata: dict[str, Value]) -> frozenset[int]:
@@ -122,12 +131,20 @@ def _gguf_context(metadata: dict[str, Value]) -> int:
 
 
 def _from_hf(files: ModelFiles) -> _Parts:
+    """A Hugging Face directory; one without `tokenizer.json` takes vocabulary and template from its one GGUF file."""
     settings = hf_files.read_settings(files.path)
-    tokenizer = hf_files.read_tokenizer(files.path, settings)
+    source, variables = hf_files.read_template(files.path, settings), hf_files.special_tokens(settings)
+    if (files.path / "tokenizer.json").is_file():
+        tokenizer = hf_files.read_tokenizer(files.path, settings)
+    else:
+        (vocabulary,) = files.path.glob("*.gguf")
+        metadata = read_metadata(vocabulary)
+        tokenizer = gguf_tokenizer.from_gguf(metadata)
+        source, variables = source or _gguf_template(metadata), {**_gguf_variables(metadata), **variables}
     return _Parts(
         tokenizer=tokenizer,
-        source=hf_files.read_template(files.path, settings),
-        variables=hf_files.special_tokens(settings),
+        source=source,
+        variables=variables,
         eos_ids=hf_files.eos_ids(settings, tokenizer),
         context_tokens=hf_files.context_tokens(settings),
         default_sampling=hf_files.default_sampling(settings),

@@ -92,6 +92,13 @@ def test_missing_file_of_a_snapshot_is_named(make_hf_dir, tmp_path, missing):
         catalogue.resolve(str(folder), "unused")
 
 
+def test_a_gguf_file_beside_the_weights_may_hold_the_vocabulary(make_hf_dir, tmp_path):
+    folder = make_hf_dir(tmp_path / "snap", leave_out="tokenizer.json")
+    (folder / "vocab.gguf").write_bytes(b"GGUF")
+
+    assert catalogue.resolve(str(folder), "unused").kind == "hf"
+
+
 def test_empty_directory_says_what_it_lacks(tmp_path):
     with pytest.raises(ModelError, match=r"lacks config\.json, tokenizer\.json"):
         catalogue.resolve(str(tmp_path), "unused")

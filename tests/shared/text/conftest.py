@@ -142,6 +142,14 @@ def hf_model(tmp_path: Path) -> Callable[..., TextModel]:
     return load
 
 
+@pytest.fixture
+def hf_model_with_gguf_vocabulary(tmp_path: Path) -> TextModel:
+    """A Hugging Face directory without `tokenizer.json`, with a GGUF vocabulary beside the weights."""
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 32}))
+    (tmp_path / "vocab.gguf").write_bytes(gguf_bytes(GPT2))
+    return load_text_model(ModelFiles(name="tiny", kind="hf", path=tmp_path, fingerprint="f" * 64))
+
+
 @pytest.fixture(scope="session")
 def catalogue_model() -> Callable[[str], TextModel]:
     """Load a model of the catalogue."""

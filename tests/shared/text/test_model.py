@@ -193,3 +193,12 @@ class TestFiles:
 
         with pytest.raises(ModelError, match=r"huge\.gguf"):
             read_metadata(path)
+
+
+def test_a_directory_may_take_its_vocabulary_from_a_gguf_file(hf_model_with_gguf_vocabulary):
+    model = hf_model_with_gguf_vocabulary
+
+    assert model.context_tokens == 32
+    assert model.tokenizer.decode(model.tokenizer.encode("th12", add_special=False), skip_special=False) == "th12"
+    assert model.template is not None
+    assert model.eos_ids == {259}
