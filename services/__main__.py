@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from headrace.cli.arguments import build_parser, up_settings
-from headrace.shared.errors import ConfigError, HeadraceError
+from headrace.shared.errors import ConfigError, HeadraceError, ModelError
 
 PROCESSES = {
     "ingress": "headrace.ingress.service:run",
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         message = str(error).replace("\n", " ")
         print(f"headrace: {message}", file=sys.stderr)
-        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+        # A process that cannot load its model would not do better if it were started again.
+        is_config = isinstance(error, ConfigError) or (isinstance(error, ModelError) and args.verb in PROCESSES)
+        return EXIT_CONFIG if is_config else EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

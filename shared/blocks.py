@@ -70,6 +70,8 @@ class SharedBlocks:
             payload = unframe(value, keys[index], index, self._block_tokens)
             if payload is None:
                 metrics.KV_MISS_TOTAL.labels(reason="corrupt").inc()
+                # Prefill asks only whether blocks exist: left there, it would cost every later request of this prefix.
+                store.discard(keys[index])
                 break
             good.append(payload)
         return good

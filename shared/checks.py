@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from headrace.shared import catalogue, streams
 from headrace.shared.bus.nats import connect
-from headrace.shared.config import Config, load
+from headrace.shared.config import Cache, Config, load
 from headrace.shared.embedded import data_dir as data_dirs
 from headrace.shared.errors import BusError, ConfigError, ModelError
 
@@ -26,6 +26,7 @@ MIN_NATS_VERSION = (2, 14)
 NEEDED_PAYLOAD_BYTES = 8 << 20
 """Prompts travel inline: a body of `limits.max_body_bytes` may become this much as token ids."""
 _NATS_PORT = 4222
+_NO_REDIS = "cache.url is set but the package redis is not installed: pip install 'headrace[cache]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def check_cache(url: str, *, timeout_s: float = 1.0) -> Check:
     try:
         import redis
     except ImportError:
-        return Check("cache", "cache.url is set but the package redis is not installed: pip install 'headrace[cache]'")
+        return Check("cache", _NO_REDIS)
     try:
         client = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     except ValueError as error:
@@ -114,6 +115,19 @@ def check_cache(url: str, *, timeout_s: float = 1.0) -> Check:
         client.close()
     if limits.get("maxmemory-policy") == "noeviction":
         return Check("cache", "maxmemory-policy is noeviction: a full store would refuse blocks (use allkeys-lru)")
+    return Check("cache")
+
+
+def check_cache_url(cache: Cache) -> Check:
+    """Whether the block store could be asked at all, without asking it: while it is away it is only missed."""
+    try:
+        from headrace.shared.cache.redis import open_store
+
+        open_store(cache)
+    except ImportError:
+        return Check("cache", _NO_REDIS)
+    except ConfigError as error:
+        return Check("cache", str(error))
     return Check("cache")
 
 

@@ -85,7 +85,7 @@ class Cache(Room, frozen=True):
 
     url: str = ""
     """`redis://` or `unix://` URL; empty lets `up` start an embedded server; `off` disables the shared cache."""
-    max_bytes: Count = 2 << 30
+    max_bytes: Count = 1 << 30
     """Memory budget of the embedded server; least recently used blocks are evicted."""
     ttl_s: Count = 3600
     """Life of a block that nobody reads."""
@@ -131,7 +131,7 @@ class Engine(Room, frozen=True):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live."""
     kv_bytes: int = 0
-    """Memory for KV blocks of one worker; 0 picks a share of the machine's memory."""
+    """Memory for KV blocks of one model in one worker, taken at its start; 0 picks a share of the machine's memory."""
     block_tokens: Count = 16
     """Tokens per KV block."""
     step_tokens: Count = 256

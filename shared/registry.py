@@ -94,17 +94,17 @@ class Registry:
         self._listeners.append(listener)
 
     async def refresh(self) -> None:
-        """Re-read the whole registry."""
+        """Re-read the whole registry. Whoever was heard of meanwhile is left alone: that news is younger."""
+        before = dict(self._workers)
         records = await self._bus.read(subjects.WORKERS, "$KV.WORKERS.>")
-        alive = {}
-        for record in records:
-            wid = subjects.rid_of(record.subject)
-            if record.data and record.reason is None:
-                alive[wid] = record
-        for wid, record in alive.items():
-            self._put(wid, record.data)
-        for wid in set(self._workers) - set(alive):
-            self._drop(wid)
+        alive = {subjects.rid_of(record.subject): record.data for record in records if _is_report(record)}
+        for wid in before.keys() | alive.keys():
+            if self._workers.get(wid) is not before.get(wid):
+                continue
+            if wid in alive:
+                self._put(wid, alive[wid])
+            else:
+                self._drop(wid)
 
     async def _refresh_for_ever(self) -> None:
         while True:
@@ -113,13 +113,15 @@ class Registry:
                 await self.refresh()
             except BusError as error:
                 log.warning("registry_unreadable", reason=str(error))
+            except Exception:  # a listener that breaks must not freeze everybody's view
+                log.exception("registry_listener_failed")
 
     async def _on_reconnect(self) -> None:
         self._settled_at = self._clock() + _SETTLE_S
 
     async def _on_update(self, record: Record) -> None:
         wid = subjects.rid_of(record.subject)
-        if record.data and record.reason is None:
+        if _is_report(record):
             self._put(wid, record.data)
         else:
             self._drop(wid, is_told=record.reason is None)
@@ -158,6 +160,7 @@ class Heartbeat:
         """`report` gives the current report, or None to skip this beat (a worker that makes no progress)."""
         self._bus = bus
         self._report = report
+        self._sent: WorkerReport | None = None
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
@@ -182,6 +185,7 @@ class Heartbeat:
         report = self._report()
         if report is None:
             return
+        self._sent = report
         key = subjects.worker_key(report.stage, report.wid)
         try:
             await self._bus.publish(key, encode(report), ttl_s=TTL_S, deadline_s=2.0)
@@ -189,10 +193,14 @@ class Heartbeat:
             log.warning("heartbeat_lost", reason=str(error))
 
     async def withdraw(self) -> None:
-        """Leave the registry at once."""
-        report = self._report()
-        if report is not None:
-            await forget(self._bus, report.stage, report.wid)
+        """Leave the registry at once, all the more when there is no progress to report any more."""
+        if self._sent is not None:
+            await forget(self._bus, self._sent.stage, self._sent.wid)
+
+
+def _is_report(record: Record) -> bool:
+    """Whether a record is a heartbeat rather than the marker of one that is gone."""
+    return bool(record.data) and record.reason is None
 
 
 async def forget(bus: Bus, stage: str, wid: str) -> None:

@@ -137,7 +137,9 @@ async def take_lease(
 
 async def release(bus: Bus, lease: Lease, wid: str) -> None:
     """Give the lease up on purpose, before handing the request over. Raises FencedError when it is lost already."""
-    record = LeaseRecord(wid=wid, attempt=lease.attempt, nonce=secrets.token_bytes(8), released=True)
+    # The release hides from `history` that this lease has added tokens, which cleared what happened before.
+    attempt = 1 if lease.num_appends else lease.attempt
+    record = LeaseRecord(wid=wid, attempt=attempt, nonce=secrets.token_bytes(8), released=True)
     await bus.publish(subjects.run(lease.ing, lease.rid, "lease"), encode(record), expect=Expect(lease.seq))
 
 

@@ -13,8 +13,9 @@ from headrace.shared.cache import BlockStore
 from headrace.shared.cache.redis import open_store
 from headrace.shared.catalogue import ModelFiles, lookup
 from headrace.shared.config import Config
+from headrace.shared.engine import SequenceSpec
 from headrace.shared.engine.build import build_engine
-from headrace.shared.engine.driver import EngineDriver
+from headrace.shared.engine.driver import EngineDriver, Sink
 from headrace.shared.errors import HeadraceError
 from headrace.shared.reports import ModelReport
 from headrace.shared.telemetry import metrics
@@ -36,6 +37,23 @@ class Served:
     driver: EngineDriver
     blocks: SharedBlocks
     report: ModelReport
+
+    async def add(self, spec: SequenceSpec, sink: Sink, *, num_wanted: int) -> None:
+        """Queue a sequence on top of the blocks this engine has and, up to `num_wanted`, those the store has.
+
+        Raises ValueError as the engine does.
+        """
+        keys = spec.block_keys
+        num_local = await self.driver.call(lambda engine: engine.num_local(keys))
+        payloads = await self.blocks.fetch(keys, num_local, num_wanted)
+        try:
+            await self.driver.add(spec, sink, payloads, num_local)
+        except ValueError as error:
+            if not payloads:
+                raise
+            # A block that does not fit is as good as none: the prompt is computed instead.
+            log.warning("blocks_refused", sequence=spec.id, reason=str(error))
+            await self.driver.add(spec, sink)
 
 
 class Models:
@@ -69,25 +87,33 @@ class Models:
         """KV room of the fullest engine, tokens."""
         return min((served.driver.pressure.free_tokens for served in self._served.values()), default=0)
 
-    async def until_failed(self, work: Awaitable[None]) -> None:
-        """Run `work` to its end; raises EngineFailedError as soon as an engine breaks as a whole."""
+    async def until_failed(self, work: Awaitable[None], *beside: Awaitable[None]) -> None:
+        """Run `work` to its end, and `beside` meanwhile.
+
+        Raises EngineFailedError as soon as an engine breaks as a whole, and whatever breaks `beside`.
+        """
         working = asyncio.ensure_future(work)
         failures = [asyncio.ensure_future(served.driver.failed.wait()) for served in self._served.values()]
-        watching = asyncio.ensure_future(self._watch_store())
+        others = [asyncio.ensure_future(other) for other in (self._watch_store(), *beside)]
+        tasks = [working, *failures, *others]
         try:
-            await asyncio.wait([working, *failures], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for other in others:
+                if other.done() and not working.done():
+                    other.result()
             if not working.done():
                 raise EngineFailedError("an engine broke")
             working.result()
         finally:
-            for task in (working, watching, *failures):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(working, watching, *failures, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch_store(self) -> None:
         """Ask the store now and then, so that an idle worker knows when it is back."""
-        while self._store is not None:
-            await asyncio.to_thread(self._store.ping)
+        while True:
+            if self._store is not None:
+                await asyncio.to_thread(self._store.ping)
             await asyncio.sleep(_PING_S)
 
 

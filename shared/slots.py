@@ -18,11 +18,6 @@ _FETCH_S = 1.0
 """Longest wait of one fetch: bounds the delay when the server forgot a pull."""
 _MISSING_S = 0.2
 _DISABLED_S = 0.1
-RENEW_S = 3.0
-"""A third of the prefill and decode consumers' ack wait."""
-ROUTED_RENEW_S = 0.5
-"""A quarter of the router's consumers' ack wait."""
-
 _TICK_S = 0.5
 
 log = structlog.get_logger()
@@ -77,12 +72,17 @@ class Puller:
         slots: Slots,
         stop: asyncio.Event,
         *,
+        on_failure: Callable[[Delivery, Exception], Awaitable[None]],
         is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_alive` gates the renewal of ack timers: a wedged worker must lose its work."""
+        """`on_failure` answers for an item whose handler raised; it must not raise itself.
+
+        `is_alive` gates the renewal of ack timers: a wedged worker must lose its work.
+        """
         self._bus = bus
         self._slots = slots
         self._stop = stop
+        self._on_failure = on_failure
         self._is_alive = is_alive
         self._held: dict[tuple[str, int], _Held] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -94,7 +94,7 @@ class Puller:
         handle: Callable[[Delivery], Awaitable[None]],
         *,
         batch: int = 1,
-        renew_s: float = RENEW_S,
+        renew_s: float,
         enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         """Pull one consumer until stopped. While `enabled` is False it does not fetch.
@@ -135,15 +135,27 @@ class Puller:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
+    async def abandon(self) -> None:
+        """Stop all started items where they are; nothing is answered for them."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _take(self, batch: int) -> int:
+        """Places for the next fetch; 0 when stopped."""
         take = asyncio.ensure_future(self._slots.take(batch))
         stop = asyncio.ensure_future(self._stop.wait())
-        done, _ = await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if take in done:
-            return take.result()
-        take.cancel()
-        return 0
+        taken = 0
+        try:
+            await asyncio.wait({take, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._stop.is_set():
+                taken = take.result()
+            return taken
+        finally:
+            stop.cancel()
+            if not taken and not take.cancel():
+                self._slots.give(take.result())
 
     async def _fetch(self, stream: str, consumer: str, num: int) -> list[Delivery]:
         try:
@@ -172,9 +184,8 @@ class Puller:
         self._held[key] = held
         try:
             await handle(held.delivery)
-        except BusError as error:
-            # The item stays unacked: its ack timer brings it back, here or elsewhere.
-            log.warning("item_left_to_redelivery", subject=held.delivery.subject, reason=str(error))
+        except Exception as error:  # noqa: BLE001  # an item must be answered for, whatever its handler ran into
+            await self._on_failure(held.delivery, error)
         finally:
             if self._held.get(key) is held:
                 del self._held[key]

@@ -10,6 +10,8 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import msgspec
 import structlog
@@ -19,15 +21,18 @@ from headrace.shared import streams, subjects
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.bus.nats import NatsBus, connect
 from headrace.shared.config import Config
+from headrace.shared.deadletters import answer_failure
 from headrace.shared.errors import ConfigError
 from headrace.shared.ids import new_wid
 from headrace.shared.registry import Heartbeat, Registry
 from headrace.shared.reports import State, WorkerReport
-from headrace.shared.slots import RENEW_S, ROUTED_RENEW_S, Puller, Slots
+from headrace.shared.slots import Puller, Slots
 from headrace.shared.telemetry import log as logs
 from headrace.shared.telemetry import metrics
 
 log = structlog.get_logger()
+
+_RENEW_S = {subjects.TOKQ: 1.5, subjects.RTEQ: 0.5, subjects.PREQ: 3.0, subjects.DECQ: 3.0}
 
 Main = Callable[["Worker"], Awaitable[None]]
 
@@ -43,8 +48,8 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def renew_s(self) -> float:
-        """The router's queue has an ack wait of two seconds, the workers' queues of ten."""
-        return ROUTED_RENEW_S if self.stream == subjects.RTEQ else RENEW_S
+        """Seconds between two renewals of an ack timer: a third of the consumer's ack wait, or less."""
+        return _RENEW_S[self.stream]
 
 
 class Worker:
@@ -76,22 +81,34 @@ class Worker:
         self._report = msgspec.structs.replace(self._report, **fields)
         self.heartbeat.touch()
 
+    async def drain(self) -> None:
+        """Take no more work. Routers hear of it before anything is handed over, or they would send it right back."""
+        self.update(state=State.DRAINING)
+        await self.heartbeat.beat()
+        self.draining.set()
+
     def is_unrouted(self) -> bool:
         """Whether no router is there, so that workers pull the router's queue themselves."""
         return not self.registry.ready("router")
 
     async def pull(self, sources: Sequence[Source], slots: Slots) -> None:
-        """Pull all sources until draining, then wait for what was started."""
-        puller = Puller(self.bus, slots, self.draining, is_alive=self.is_alive)
+        """Pull all sources until draining, then wait for what was started.
+
+        A loop that breaks ends the others: a worker must not stay registered and take nothing.
+        """
+        answer = partial(answer_failure, self.bus, self.wid)
+        puller = Puller(self.bus, slots, self.draining, on_failure=answer, is_alive=self.is_alive)
         self._slots.append(slots)
-        renewing = asyncio.create_task(puller.renew())
         try:
             async with asyncio.TaskGroup() as group:
-                for source in sources:
-                    group.create_task(self._pull(puller, source))
-            await puller.settle()
+                renewing = group.create_task(puller.renew())
+                async with asyncio.TaskGroup() as pulling:
+                    for source in sources:
+                        pulling.create_task(self._pull(puller, source))
+                await puller.settle()
+                renewing.cancel()
         finally:
-            renewing.cancel()
+            await puller.abandon()
 
     async def _pull(self, puller: Puller, source: Source) -> None:
         age = metrics.QUEUE_AGE_SECONDS.labels(stage=self.stage)
@@ -128,7 +145,7 @@ async def _serve(config: Config, stage: str, wid: str, main: Main) -> int:
         beating = asyncio.create_task(worker.heartbeat.run())
         log.info("stage_starting", pid=os.getpid())
         try:
-            return await _run_main(worker, bus, main)
+            return await _run_main(worker, main, beating, asyncio.create_task(bus.closed.wait()))
         finally:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
@@ -137,18 +154,25 @@ async def _serve(config: Config, stage: str, wid: str, main: Main) -> int:
             log.info("stage_stopped")
 
 
-async def _run_main(worker: Worker, bus: NatsBus, main: Main) -> int:
+async def _run_main(
+    worker: Worker, main: Main, beating: "asyncio.Task[None]", lost: "asyncio.Task[Literal[True]]"
+) -> int:
+    """Run `main` to its end, or until the worker can be of no use: without heartbeats, or without the server."""
     running = asyncio.ensure_future(main(worker))
-    lost = asyncio.create_task(bus.closed.wait())
-    await asyncio.wait({running, lost}, return_when=asyncio.FIRST_COMPLETED)
-    lost.cancel()
-    if not running.done():
-        log.error("server_connection_closed")
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    try:
+        await asyncio.wait({running, beating, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+            return 0
+        if beating.done():
+            log.error("heartbeat_stopped", exc_info=beating.exception())
+        else:
+            log.error("server_connection_closed")
         return 1
-    await running
-    return 0
+    finally:
+        lost.cancel()
+        running.cancel()
+        await asyncio.gather(running, lost, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager
@@ -166,11 +190,12 @@ async def _connected(config: Config, wid: str) -> AsyncIterator[NatsBus]:
 
 
 def _drain_on_signals(worker: Worker) -> None:
+    loop = asyncio.get_running_loop()
+    orders: set[asyncio.Task[None]] = set()
+
     def drain() -> None:
         log.info("draining")
-        worker.update(state=State.DRAINING)
-        worker.draining.set()
+        orders.add(loop.create_task(worker.drain()))
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, drain)

@@ -6,19 +6,15 @@ and nothing it writes later can be stored.
 
 from dataclasses import dataclass
 
-import structlog
-
 from headrace.shared import runlog, subjects
 from headrace.shared.attempts import history
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.errors import FencedError
 from headrace.shared.messages import Tokenized
-from headrace.shared.packing import unpack_ids
-from headrace.shared.records import EndEvent
+from headrace.shared.packing import num_packed, unpack_ids
+from headrace.shared.records import ChoiceChunk, EndEvent, TextState
 from headrace.shared.registry import Registry
 from headrace.shared.runlog import Lease, RunLog
-
-log = structlog.get_logger()
 
 _TRIES = 5
 
@@ -31,19 +27,36 @@ class Claim:
     log: RunLog
 
     @property
+    def chunks(self) -> list[ChoiceChunk]:
+        """What earlier holders logged, in order."""
+        return [chunk for _, record in self.log.toks for chunk in record.choices]
+
+    @property
     def generated(self) -> list[int]:
         """Token ids in the log, in order."""
-        return [t for _, record in self.log.toks for chunk in record.choices for t in unpack_ids(chunk.t)]
+        return [token for chunk in self.chunks for token in unpack_ids(chunk.t)]
 
     @property
     def end(self) -> EndEvent | None:
         """The end of the choice, if an earlier holder logged it."""
-        events = [e for _, record in self.log.toks for chunk in record.choices for e in chunk.ev]
+        events = [event for chunk in self.chunks for event in chunk.ev]
         return next((event for event in events if isinstance(event, EndEvent)), None)
+
+    def agrees_with(self, replayed: TextState) -> bool:
+        """Whether the log is whole, and its text ends where a replay of its ids ended."""
+        num_tokens = 0
+        for chunk in self.chunks:
+            if chunk.o != num_tokens:
+                return False
+            num_tokens += num_packed(chunk.t)
+        return not self.chunks or self.chunks[-1].state == replayed
 
 
 async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item: Tokenized) -> Claim | None:
-    """Take the lease; None when the request has ended or is somebody else's (the item is then only to be acked)."""
+    """Take the lease; None when the request has ended or is somebody else's (the item is then only to be acked).
+
+    Raises FencedError when the lease changes hands faster than it can be read: that proves nothing about the item.
+    """
     request = item.request
     for _ in range(_TRIES):
         run = await runlog.read_log(bus, request.ing, request.rid)
@@ -62,8 +75,7 @@ async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item
         except FencedError:
             continue
         return await _after_lease(bus, lease, run)
-    log.warning("lease_contended", request=request.rid)
-    return None
+    raise FencedError(f"{request.rid}: the lease changes hands too fast")
 
 
 async def _after_lease(bus: Bus, lease: Lease, run: RunLog) -> Claim | None:

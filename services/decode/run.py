@@ -6,15 +6,15 @@ be somebody else's (`LOST`), or this process dies, which the router notices.
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
 from headrace.decode.claim import Claim
 from headrace.decode.sampling import resolve
 from headrace.decode.stream import ChunkWriter, Ending
+from headrace.decode.terms import Outcome, Settings, Signals
 from headrace.shared import runlog
 from headrace.shared.bus import Bus
 from headrace.shared.engine import SequenceSpec, StepError, StepOutput
@@ -32,38 +32,7 @@ log = structlog.get_logger()
 
 _CANCELLED = "the request was cancelled"
 _TOO_LONG = "the request took longer than its total timeout"
-
-
-class Outcome(Enum):
-    """What became of a request on this worker."""
-
-    DONE = "done"
-    MOVED = "moved"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Signals:
-    """What may end a run from outside."""
-
-    cancelled: asyncio.Event
-    draining: asyncio.Event
-    started_s: float
-    """Monotonic time at which the item was `age_s` old."""
-    age_s: float
-
-    def remaining_s(self, total_s: float) -> float:
-        """Seconds left of the request's total budget."""
-        return total_s - self.age_s - (time.monotonic() - self.started_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What every run of a worker needs to know."""
-
-    wid: str
-    chunk_tokens: int
-    default_sampling: Mapping[str, float]
+_FORKED = "the text so far cannot be continued by this version"
 
 
 class Run:
@@ -86,6 +55,9 @@ class Run:
         self._ids = unpack_ids(item.prompt_ids)
         self._pipeline = TextPipeline(text.tokenizer, sampling, extra, prompt=self._ids)
         self._pipeline.replay(self._generated)
+        self._is_forked = not claim.agrees_with(self._pipeline.state)
+        self._fed_at: float | None = None
+        """Monotonic time of this lease's newest token."""
         self._writer = ChunkWriter(
             bus,
             claim.lease,
@@ -123,8 +95,11 @@ class Run:
         end = self._claim.end
         if end is not None:
             return await self._finish(Ending(end.cause, end.match))
+        if self._is_forked:
+            log.error("replay_differs", request=request.rid, num_tokens=len(self._generated))
+            return await self._fail(Code.INTERNAL, _FORKED)
         if (request.max_new or 0) <= len(self._generated):
-            return await self._finish(Ending("length"))
+            return await self._finish(await self._end_of_log())
         if signals.remaining_s(request.deadlines.total_s) <= 0:
             return await self._fail(Code.TIMEOUT, _TOO_LONG)
         try:
@@ -134,16 +109,20 @@ class Run:
             return await self._fail(Code.INVALID_REQUEST, f"the engine refuses the request: {error}")
         return await self._generate(signals)
 
+    async def _end_of_log(self) -> Ending:
+        """The end of a choice whose tokens are all logged already, or that may have none."""
+        ending = Ending("length")
+        if self._generated:
+            self._writer.feed((), ending.cause)
+            return await self._writer.flush() or ending
+        return ending
+
     async def _start(self) -> None:
         """Queue the sequence on top of the blocks that exist. Raises ValueError as the engine does."""
         request = self._item.request
         ids = self._ids
-        driver = self._served.driver
-        keys = self._served.blocks.keys(request, ids)
         # The last prompt token is always computed here: its logits are where generation starts.
-        num_wanted = min(self._item.prefilled, len(ids) - 1) // driver.block_tokens
-        num_local = await driver.call(lambda engine: engine.num_local(keys))
-        payloads = await self._served.blocks.fetch(keys, num_local, num_wanted)
+        num_wanted = min(self._item.prefilled, len(ids) - 1) // self._served.driver.block_tokens
         defaults = {**self._text.default_sampling, **self._settings.default_sampling}
         stop_ids = frozenset(request.sampling.stop_ids)
         if not request.sampling.ignore_eos:
@@ -154,19 +133,12 @@ class Run:
             max_new=request.max_new or 0,
             sampling=resolve(request.sampling, defaults),
             generated=self._generated,
-            block_keys=keys,
+            block_keys=self._served.blocks.keys(request, ids),
             stop_ids=stop_ids,
             script=request.script,
             attempt=self._claim.lease.attempt,
         )
-        try:
-            await driver.add(spec, self._take, payloads, num_local)
-        except ValueError as error:
-            if not payloads:
-                raise
-            # A block that does not fit is as good as none: the prompt is computed instead.
-            log.warning("blocks_refused", request=request.rid, reason=str(error))
-            await driver.add(spec, self._take)
+        await self._served.add(spec, self._take, num_wanted=num_wanted)
 
     def _take(self, output: StepOutput | StepError) -> None:
         if isinstance(output, StepError):
@@ -176,6 +148,7 @@ class Run:
         if self._prompt is None and (output.tokens or output.cause is not None):
             self._announce(output.num_cached)
         if output.tokens or output.cause is not None:
+            self._fed_at = time.monotonic()
             self._writer.feed(output.tokens, output.cause)
 
     def _announce(self, num_cached: int) -> None:
@@ -188,9 +161,8 @@ class Run:
     async def _generate(self, signals: Signals) -> Outcome:
         writing = asyncio.ensure_future(self._writer.write_all())
         events = [asyncio.ensure_future(e.wait()) for e in (signals.cancelled, signals.draining, self._broken)]
-        timeout = max(0.0, signals.remaining_s(self._item.request.deadlines.total_s))
         try:
-            await asyncio.wait([writing, *events], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._until_settled([writing, *events], signals)
             self._served.driver.release(self._engine_id)
             self._writer.stop()
             ending = await writing
@@ -200,13 +172,28 @@ class Run:
             await asyncio.gather(writing, *events, return_exceptions=True)
         return await (self._interrupted(signals) if ending is None else self._finish(ending))
 
+    async def _until_settled(self, tasks: Sequence["asyncio.Future[Any]"], signals: Signals) -> None:
+        """Wait until one of `tasks` is done, the request's time is over or it has stalled."""
+        while True:
+            timeout = max(0.0, self._patience_s(signals))
+            done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if done or self._patience_s(signals) <= 0:
+                return
+
+    def _patience_s(self, signals: Signals) -> float:
+        """Seconds until the total or the stall deadline. Stall counts from the first token of this lease."""
+        limits = self._item.request.deadlines
+        total = signals.remaining_s(limits.total_s)
+        now = time.monotonic()
+        return min(total, (self._fed_at or now) + limits.stall_s - now)
+
     async def _interrupted(self, signals: Signals) -> Outcome:
         if self._error is not None:
             log.warning("generation_failed", request=self._item.request.rid, reason=str(self._error))
             return await self._fail(Code.INTERNAL, "the model failed on this request")
         if signals.cancelled.is_set():
             return await self._fail(Code.CANCELLED, _CANCELLED)
-        if signals.draining.is_set():
+        if signals.draining.is_set() or signals.remaining_s(self._item.request.deadlines.total_s) > 0:
             return await self._hand_over()
         return await self._fail(Code.TIMEOUT, _TOO_LONG)
 

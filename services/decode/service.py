@@ -8,14 +8,16 @@ import msgspec
 import structlog
 
 from headrace.decode.claim import Claim, claim
-from headrace.decode.run import Outcome, Run, Settings, Signals
+from headrace.decode.run import Run
+from headrace.decode.terms import Outcome, Settings, Signals
 from headrace.shared import runlog, subjects
 from headrace.shared.bus import Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.catalogue import lookup
 from headrace.shared.config import Config
 from headrace.shared.deadletters import bury, decode_or_bury
-from headrace.shared.errors import BusError, Code, Failure, QueueFullError
+from headrace.shared.errors import BusError, Code, Failure
+from headrace.shared.handover import requeue
 from headrace.shared.messages import Tokenized, encode
 from headrace.shared.records import FinRecord
 from headrace.shared.reports import State
@@ -51,13 +53,10 @@ async def serve(worker: Worker) -> None:
             "cache_ok": models.is_cache_ok(),
             "kv_free_tokens": models.free_tokens(),
         }
-        checking = asyncio.create_task(stage.check_cancels(cancels))
         worker.update(state=State.READY, models=models.reports())
         try:
-            await models.until_failed(worker.pull(stage.sources(), slots))
+            await models.until_failed(worker.pull(stage.sources(), slots), stage.check_cancels(cancels))
         finally:
-            checking.cancel()
-            await asyncio.gather(checking, return_exceptions=True)
             await cancels.close()
 
 
@@ -73,7 +72,10 @@ async def _load_texts(config: Config) -> dict[str, TextModel]:
 class _Held:
     ing: str
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The handler is through with the request, one way or another."""
+    has_ended: bool = False
+    """The request has its end, so that every further copy of it is only to be acked."""
     run: Run | None = None
 
 
@@ -130,20 +132,22 @@ class _Decode:
         if item is None:
             return
         rid = item.request.rid
-        running = self._held.get(rid)
-        if running is not None:
-            # A second delivery of a request that runs here: it is acked when that run ends.
-            await running.ended.wait()
-            await self._bus.ack(delivery)
-            return
+        while (running := self._held.get(rid)) is not None:
+            # A second delivery of a request that runs here waits: it answers for the request should the first fail.
+            await running.left.wait()
+            if running.has_ended:
+                await self._bus.ack(delivery)
+                return
         self._worker.heartbeat.touch()
         self._held[rid] = held = _Held(item.request.ing)
         try:
             with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="decode")):
-                await self._settle(delivery, item, await self._run(delivery, item, held))
+                outcome = await self._run(delivery, item, held)
+                held.has_ended = outcome is Outcome.DONE
+                await self._settle(delivery, item, outcome)
         finally:
             del self._held[rid]
-            held.ended.set()
+            held.left.set()
             self._worker.heartbeat.touch()
 
     async def _run(self, delivery: Delivery, item: Tokenized, held: _Held) -> Outcome:
@@ -155,8 +159,7 @@ class _Decode:
         text = self._texts.get(item.request.model)
         if served is None or text is None:
             failure = Failure(code=Code.MODEL_NOT_FOUND, message="this worker does not serve the model")
-            await runlog.finish(self._bus, claimed.lease, FinRecord(failure=failure))
-            return Outcome.DONE
+            return await self._end(claimed, failure, claimed.lease.attempt)
         age_s = max(0.0, delivery.time_s - item.accepted_ms / 1000)
         signals = Signals(held.cancelled, self._worker.draining, started_s=started_s, age_s=age_s)
         if claimed.lease.attempt > self._worker.config.decode.max_attempts:
@@ -168,36 +171,28 @@ class _Decode:
     async def _give_up(self, delivery: Delivery, claimed: Claim) -> Outcome:
         """End a request that several workers died on; with a router there this happens before it gets here."""
         failure = Failure(code=Code.WORKER_CRASHED, message="the request was given up after several workers died")
-        await bury(self._bus, self._worker.wid, delivery, failure, attempts=claimed.lease.attempt - 1)
-        fin = FinRecord(
-            failure=failure,
-            attempts=claimed.lease.attempt - 1,
-            choices=runlog.summary(claimed.log),
-            prompt=claimed.log.prompt,
-        )
-        await runlog.finish(self._bus, claimed.lease, fin)
-        return Outcome.DONE
+        num_deaths = claimed.lease.attempt - 1
+        await bury(self._bus, self._worker.wid, delivery, failure, attempts=num_deaths)
+        return await self._end(claimed, failure, num_deaths)
+
+    async def _end(self, claimed: Claim, failure: Failure, attempts: int) -> Outcome:
+        """End a request that is not run here."""
+        choices, prompt = runlog.summary(claimed.log), claimed.log.prompt
+        fin = FinRecord(failure=failure, attempts=attempts, choices=choices, prompt=prompt)
+        return Outcome.DONE if await runlog.finish(self._bus, claimed.lease, fin) else Outcome.LOST
 
     async def _settle(self, delivery: Delivery, item: Tokenized, outcome: Outcome) -> None:
-        """The one place that answers for an item: a lost request is left alone, whoever holds it acks its own item."""
+        """Answer for an item. A lost request is left alone: whoever holds it acks its own item."""
         if outcome is Outcome.LOST:
             return
         if outcome is Outcome.MOVED:
-            metrics.LEASE_TAKEOVERS_TOTAL.labels(reason="drain").inc()
-            log.info("request_moved_on", request=item.request.rid)
+            reason = "drain" if self._worker.draining.is_set() else "stall"
+            metrics.LEASE_TAKEOVERS_TOTAL.labels(reason=reason).inc()
+            log.info("request_moved_on", request=item.request.rid, reason=reason)
             if delivery.stream == subjects.RTEQ:
                 # It is in the router's queue already, where a second copy would be refused: give this one back.
                 await self._bus.nak(delivery)
                 return
-            await self._hand_over(delivery, item)
+            subject = subjects.place(item.request.cls, item.request.rid)
+            await requeue(self._bus, subject, encode(item), delivery.stream, delivery)
         await self._bus.ack(delivery, wait=True)
-
-    async def _hand_over(self, delivery: Delivery, item: Tokenized) -> None:
-        request = item.request
-        subject = subjects.place(request.cls, request.rid)
-        msg_id = f"{request.rid}:{delivery.stream}:{delivery.seq}"
-        try:
-            await self._bus.publish(subject, encode(item), msg_id=msg_id)
-        except QueueFullError as error:
-            if not error.duplicate:
-                raise

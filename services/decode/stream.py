@@ -4,6 +4,7 @@ The first token travels alone; under load records grow by themselves. Text work 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,10 +13,13 @@ from headrace.shared import runlog
 from headrace.shared.bus import Bus
 from headrace.shared.messages import Sampling
 from headrace.shared.packing import pack_ids
-from headrace.shared.records import Cause, ChoiceChunk, ChoiceEnd, EndEvent, Event, PromptUsage, TokRecord
+from headrace.shared.records import Cause, ChoiceChunk, ChoiceEnd, EndEvent, Event, PromptUsage, TextEvent, TokRecord
 from headrace.shared.runlog import Lease
 from headrace.shared.telemetry import metrics
 from headrace.shared.text.pipeline import TextPipeline
+
+_MOST_CHARS = 12 << 10
+"""Text after which a record is full: 48 KiB of UTF-8 at most, and what one more token brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class ChunkWriter:
         self._sampling = sampling
         self._ids = list(generated)
         self._chunk_tokens = chunk_tokens
-        self._pending: list[int] = []
+        self._pending: deque[int] = deque()
         self._cause: Cause | None = None
         self._is_stopped = False
         self._news = asyncio.Event()
@@ -86,7 +90,7 @@ class ChunkWriter:
 
     async def flush(self) -> Ending | None:
         """Append what is pending, before a hand-over; an ending that shows up counts."""
-        while self._pending:
+        while self._pending or self._cause is not None:
             ending = await self._write_one()
             if ending is not None:
                 return ending
@@ -101,10 +105,13 @@ class ChunkWriter:
         return blake2b(pack_ids(self._ids), digest_size=16).digest()
 
     async def _write_one(self) -> Ending | None:
-        batch = self._pending[: self._chunk_tokens]
-        del self._pending[: len(batch)]
-        is_last = self._cause is not None and not self._pending
-        batch, events, ending = self._render(batch, is_last=is_last)
+        batch, events = self._cut()
+        ending = None
+        if self._pipeline.match is not None or (self._cause is not None and not self._pending):
+            events += self._pipeline.finish(self._cause or "stop")
+            end = events[-1]
+            assert isinstance(end, EndEvent)
+            ending = Ending(end.cause, end.match)
         chunk = ChoiceChunk(i=0, o=len(self._ids), t=pack_ids(batch), ev=tuple(events), state=self._pipeline.state)
         record = TokRecord(choices=(chunk,), prompt=self._head, prompt_ids=self._prompt_ids)
         await runlog.append(self._bus, self._lease, record)
@@ -113,17 +120,20 @@ class ChunkWriter:
         metrics.COMPLETION_TOKENS_TOTAL.inc(len(batch))
         return ending
 
-    def _render(self, batch: list[int], *, is_last: bool) -> tuple[list[int], list[Event], Ending | None]:
-        """Text of a batch, cut where a stop ends it."""
-        before = self._pipeline.num_consumed
-        # An end token is counted but never shown, not even when special tokens are.
-        is_eos = is_last and self._cause == "eos" and batch[-1:] != [] and batch[-1] not in self._sampling.stop_ids
-        events = self._pipeline.push(batch[:-1] if is_eos else batch)
-        if self._pipeline.match is not None:
-            batch = batch[: self._pipeline.num_consumed - before]
-        elif not is_last:
-            return batch, events, None
-        events += self._pipeline.finish(self._cause or "stop")
-        end = events[-1]
-        assert isinstance(end, EndEvent)
-        return batch, events, Ending(end.cause, end.match)
+    def _cut(self) -> tuple[list[int], list[Event]]:
+        """Take one record's worth of pending ids, with their text: up to a stop, a full record or the last id."""
+        batch: list[int] = []
+        text = ""
+        while self._pending and len(batch) < self._chunk_tokens and len(text) < _MOST_CHARS:
+            token = self._pending.popleft()
+            batch.append(token)
+            if self._is_end_token(token):
+                continue
+            text += "".join(event.s for event in self._pipeline.push([token]) if isinstance(event, TextEvent))
+            if self._pipeline.match is not None:
+                break
+        return batch, [TextEvent(text)] if text else []
+
+    def _is_end_token(self, token: int) -> bool:
+        """The last id of a choice that the model ended: counted, never shown, not even when special tokens are."""
+        return self._cause == "eos" and not self._pending and token not in self._sampling.stop_ids

@@ -8,7 +8,9 @@ from aiohttp import web
 from headrace.ingress import dialect
 from headrace.ingress.account import CLIENT_GONE
 from headrace.ingress.admin import AdminRoutes
+from headrace.ingress.answers import answer
 from headrace.ingress.body import check_length
+from headrace.ingress.connections import Runner
 from headrace.ingress.dialect import HttpError, Problem
 from headrace.ingress.front import Front
 from headrace.ingress.generation import Generation
@@ -30,7 +32,7 @@ log = structlog.get_logger()
 
 def build_runner(front: Front, *, shutdown_s: float = 2.0) -> web.AppRunner:
     """The HTTP server over a started front door; at its end open answers get `shutdown_s` before they are cut."""
-    return web.AppRunner(
+    return Runner(
         _build_app(front),
         handler_cancellation=True,
         access_log=None,
@@ -97,7 +99,7 @@ def _expect_handler(front: Front) -> Callable[[web.Request], Awaitable[web.Strea
         try:
             check_length(request, front.config.limits.max_body_bytes)
         except RequestError as error:
-            return _answer(request, dialect.describe(error.failure))
+            return answer(request, dialect.describe(error.failure))
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
         return None
@@ -133,7 +135,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception:
         log.exception("request_failed", request=identity_of(request).rid)
         problem = dialect.describe(Failure(code=Code.INTERNAL, message=""))
-    return _answer(request, problem)
+    return answer(request, problem)
 
 
 def _problem_of(request: web.Request, error: web.HTTPException) -> Problem:
@@ -147,13 +149,3 @@ def _problem_of(request: web.Request, error: web.HTTPException) -> Problem:
 
 def _invalid_url(request: web.Request) -> str:
     return f"Invalid URL ({request.method} {dialect.clip(request.rel_url.raw_path)})"
-
-
-def _answer(request: web.Request, problem: Problem) -> web.Response:
-    speech = dialect.dialect_of(request.path, request.headers)
-    return web.Response(
-        status=dialect.status_in(problem, speech),
-        body=dialect.body_in(problem, speech, identity_of(request).request_id),
-        content_type="application/json",
-        headers=problem.headers,
-    )

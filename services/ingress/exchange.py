@@ -1,7 +1,7 @@
 """One request's life at the front door: publish, wait under the deadlines that no worker keeps, end it exactly once.
 
-Leaving the context without having seen the terminal record means that the client is gone: the request is cancelled
-then, at once and whatever else happens to the handler.
+Leaving the context without having seen the terminal record means that nobody waits any more (the client is gone, or its
+log cannot be followed): the request is cancelled then, at once and whatever else happens to the handler.
 """
 
 import asyncio
@@ -105,7 +105,8 @@ class Exchange:
             item = self._feed.pop()
             if item is not None:
                 self._has_token = True
-                self._is_open = self._is_open and not isinstance(item, FinRecord)
+                is_over = isinstance(item, FinRecord) and not self._feed.is_broken
+                self._is_open = self._is_open and not is_over
                 return item
             now = self._loop.time()
             if now >= wake_at:
@@ -157,7 +158,7 @@ class Exchange:
             return None
 
     async def _abandon(self) -> None:
-        """The client is gone: tombstone first, so that whoever holds the request drops it."""
+        """Nobody waits any more: tombstone first, so that whoever holds the request drops it."""
         log.info("request_abandoned", request=self._rid)
         await self._quietly(self._cancel("disconnect"))
         await self._quietly(self._end_abandoned())

@@ -39,6 +39,8 @@ class Feed:
         """Whether somebody took the right to write this log."""
         self.is_ended = False
         """Whether the terminal record was taken."""
+        self.is_broken = False
+        """Whether that record was made up here, because the log cannot be followed: a worker may still run."""
         self.check_at = math.inf
         """When the log is to be read, loop time."""
         self._loop = asyncio.get_running_loop()
@@ -147,14 +149,21 @@ class Feed:
             return True
         try:
             value = decode_record(kind, record.data)
-        except msgspec.DecodeError as error:
-            log.warning("run_record_unreadable", request=self.rid, seq=record.seq, reason=str(error))
-            self._break("the run log holds a record that cannot be read")
-            return True
+        except (msgspec.DecodeError, RecursionError) as error:
+            return self._take_unreadable(record, error, is_logged=is_logged)
         if isinstance(value, TokRecord):
             return self._take_tok(record, value, is_logged=is_logged)
         assert isinstance(value, FinRecord)
         return self._take_fin(value, is_logged=is_logged)
+
+    def _take_unreadable(self, record: Record, error: Exception, *, is_logged: bool) -> bool:
+        if not is_logged:
+            self._is_behind = True
+            return False
+        # The error's own words may quote the record.
+        log.warning("run_record_unreadable", request=self.rid, seq=record.seq, error=type(error).__name__)
+        self._break("the run log holds a record that cannot be read")
+        return True
 
     def _take_tok(self, record: Record, value: TokRecord, *, is_logged: bool) -> bool:
         if record.seq <= self._last_tok:
@@ -200,7 +209,7 @@ class Feed:
         return True
 
     def _break(self, reason: str) -> None:
-        self.is_ended = True
+        self.is_ended = self.is_broken = True
         self._items.append(FinRecord(failure=Failure(code=Code.INTERNAL, message=reason)))
 
     def _longer(self) -> float:

@@ -16,6 +16,8 @@ from headrace.shared.reports import ModelReport
 
 _MAX_PAGE = 1000
 _DEFAULT_PAGE = 20
+_LATEST = 253_402_300_799
+"""Last second of the year 9999: a model file with an odd date must not take the list down."""
 
 
 class ServedModels:
@@ -81,11 +83,12 @@ class ModelRoutes:
 
 def _item(model: ModelReport) -> dict[str, object]:
     """One superset object that both SDKs validate."""
-    created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = min(max(model.created, 0), _LATEST)
+    created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "id": model.name,
         "object": "model",
-        "created": model.created,
+        "created": created,
         "owned_by": "headrace",
         "root": model.name,
         "parent": None,

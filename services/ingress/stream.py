@@ -11,6 +11,8 @@ from headrace.shared.telemetry import metrics
 
 _PROXY_SHARE = 3
 """Keep-alives come this often within the time a client is willing to wait for a byte."""
+_SHORTEST_S = 0.2
+"""However impatient a client says it is, it cannot make us write without end."""
 
 
 class SlowClientError(ConnectionError):
@@ -26,7 +28,7 @@ class EventStream:
         self._response = web.StreamResponse(headers=sse.HEADERS)
         self._loop = asyncio.get_running_loop()
         patience_s = read_timeout(request)
-        share_s = patience_s / _PROXY_SHARE if patience_s else math.inf
+        share_s = max(_SHORTEST_S, patience_s / _PROXY_SHARE) if patience_s else math.inf
         self._keepalive_s = min(settings.keepalive_s, share_s)
         self.wake_at = self._loop.time() + min(settings.commit_after_s, share_s)
         """Loop time at which the client should hear something."""

@@ -32,8 +32,7 @@ async def prefill(item: Tokenized, served: Served, cancelled: asyncio.Event) -> 
         return msgspec.structs.replace(item, prefilled=num_stored * size, cached=num_stored * size)
     work = _Work(item.request.rid, served, keys, cancelled)
     try:
-        await work.start(ids, num_stored)
-        num_blocks = await work.finish()
+        num_blocks = await work.run(ids, num_stored)
     except ValueError as error:
         log.warning("prompt_not_computed", request=item.request.rid, reason=str(error))
         return msgspec.structs.replace(item, cached=0)
@@ -56,17 +55,26 @@ class _Work:
         self._ended = False
         self._news = asyncio.Event()
 
-    async def start(self, ids: list[int], num_stored: int) -> None:
-        """Queue the prompt on top of what this engine and the store have. Raises ValueError as the engine does."""
-        self._num_stored = num_stored
-        driver = self._served.driver
-        local = await driver.call(lambda engine: engine.num_local(self._keys))
-        payloads = await self._served.blocks.fetch(self._keys, local, num_stored)
-        spec = SequenceSpec(id=self.id, prompt=ids, max_new=0, block_keys=self._keys)
-        await driver.add(spec, self._take, payloads, local)
+    async def run(self, ids: list[int], num_stored: int) -> int:
+        """Compute what is missing and store blocks as they appear; returns how many leading ones the store has.
 
-    async def finish(self) -> int:
-        """Store blocks as they are computed; returns how many leading ones the store has at the end."""
+        Raises ValueError as the engine does.
+        """
+        self._num_stored = num_stored
+        spec = SequenceSpec(id=self.id, prompt=ids, max_new=0, block_keys=self._keys)
+        waking = asyncio.create_task(self._wake_on_cancel())
+        try:
+            await self._served.add(spec, self._take, num_wanted=num_stored)
+            await self._store_all()
+        finally:
+            waking.cancel()
+        return self._num_stored
+
+    async def _wake_on_cancel(self) -> None:
+        await self._cancelled.wait()
+        self._news.set()
+
+    async def _store_all(self) -> None:
         size = self._served.driver.block_tokens
         while not self._cancelled.is_set():
             await self._news.wait()
@@ -74,10 +82,9 @@ class _Work:
             ended, num_full = self._ended, min(self._num_done // size, len(self._keys))
             while self._num_stored < num_full and not self._cancelled.is_set():
                 if not await self._store_group(num_full):
-                    return self._num_stored
+                    return
             if ended:
-                break
-        return self._num_stored
+                return
 
     async def _store_group(self, num_full: int) -> bool:
         first, last = self._num_stored, min(num_full, self._num_stored + _GROUP)

@@ -12,7 +12,7 @@ from headrace.shared.bus import Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.config import Config
 from headrace.shared.deadletters import decode_or_bury
-from headrace.shared.errors import QueueFullError
+from headrace.shared.handover import requeue
 from headrace.shared.messages import Tokenized, encode
 from headrace.shared.packing import num_packed
 from headrace.shared.reports import State
@@ -37,8 +37,7 @@ async def serve(worker: Worker) -> None:
     async with open_models(worker.config, "prefill") as models:
         worker.is_alive = models.is_alive
         stage = _Prefill(worker, models)
-        cancels = Cancels(worker.bus, stage.on_cancel)
-        await cancels.start()
+        await stage.cancels.start()
         worker.collect = lambda: {
             "active": slots.used,
             "queued_tokens": stage.queued_tokens(),
@@ -50,13 +49,17 @@ async def serve(worker: Worker) -> None:
         try:
             await models.until_failed(worker.pull(stage.sources(), slots))
         finally:
-            await cancels.close()
+            await stage.cancels.close()
 
 
 @dataclass(slots=True)
 class _Held:
     tokens: int
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The handler is through with the request, one way or another."""
+    is_handed_over: bool = False
+    """The request is on its way to decode, so that every further copy of it is only to be acked."""
 
 
 class _Prefill:
@@ -65,6 +68,8 @@ class _Prefill:
     def __init__(self, worker: Worker, models: Models) -> None:
         self._worker = worker
         self._models = models
+        self.cancels = Cancels(worker.bus, self.on_cancel)
+        """Tombstones, to be followed while this works."""
         self._held: dict[str, _Held] = {}
         metrics.MAP_SIZE.labels(name="prefill_held").set_function(lambda: len(self._held))
 
@@ -93,32 +98,36 @@ class _Prefill:
         if item is None:
             return
         rid = item.request.rid
-        if rid in self._held:
-            await self._worker.bus.ack(delivery)
-            return
-        served = self._models.get(item.request.model)
+        while (running := self._held.get(rid)) is not None:
+            # A second delivery of a request that is computed here waits: it answers for it should the first fail.
+            await running.left.wait()
+            if running.is_handed_over:
+                await self._worker.bus.ack(delivery)
+                return
         self._worker.heartbeat.touch()
         self._held[rid] = held = _Held(num_packed(item.prompt_ids))
+        if rid in self.cancels:
+            held.cancelled.set()
         try:
             with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="prefill")):
-                done = item if served is None else await prefill(item, served, held.cancelled)
+                done = await self._compute(item, held)
             await self._hand_over(delivery, done)
+            held.is_handed_over = True
         finally:
             del self._held[rid]
+            held.left.set()
             self._worker.heartbeat.touch()
+
+    async def _compute(self, item: Tokenized, held: _Held) -> Tokenized:
+        """The item with its prompt computed; as it came when there is nobody to compute it for, or no model."""
+        served = self._models.get(item.request.model)
+        if served is not None and not held.cancelled.is_set():
+            item = await prefill(item, served, held.cancelled)
+        return item if item.cached is not None else msgspec.structs.replace(item, cached=0)
 
     async def _hand_over(self, delivery: Delivery, item: Tokenized) -> None:
         request = item.request
-        if item.cached is None:
-            item = msgspec.structs.replace(item, cached=0)
-        try:
-            await self._worker.bus.publish(
-                subjects.place(request.cls, request.rid),
-                encode(item),
-                msg_id=f"{request.rid}:{delivery.stream}:{delivery.seq}",
-            )
-        except QueueFullError as error:
-            if not error.duplicate:
-                raise
+        subject = subjects.place(request.cls, request.rid)
+        await requeue(self._worker.bus, subject, encode(item), delivery.stream, delivery)
         await self._worker.bus.ack(delivery)
         log.info("prefilled", request=request.rid, num_tokens=item.prefilled, num_cached=item.cached)

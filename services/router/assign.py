@@ -1,5 +1,9 @@
 """Giving one routed item to a worker: cancelled and late ones are ended, the rest is published and acked."""
 
+import asyncio
+import secrets
+from collections import Counter
+
 import msgspec
 import structlog
 
@@ -13,6 +17,7 @@ from headrace.shared.cancels import Cancels
 from headrace.shared.config import Config
 from headrace.shared.deadletters import bury, decode_or_bury
 from headrace.shared.errors import Code, Failure, QueueFullError
+from headrace.shared.handover import is_made_from
 from headrace.shared.messages import Tokenized
 from headrace.shared.records import FinRecord
 from headrace.shared.registry import Registry
@@ -32,27 +37,44 @@ _REFUSALS = {
 class Assigner:
     """Handles items of `work.route.*` and `work.place.*`."""
 
-    def __init__(self, bus: Bus, wid: str, config: Config, registry: Registry, fleet: Fleet, cancels: Cancels) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        wid: str,
+        config: Config,
+        registry: Registry,
+        *,
+        fleet: Fleet,
+        cancels: Cancels,
+        draining: asyncio.Event,
+    ) -> None:
+        """While `draining`, items that wait for a worker are given back for another router."""
         self._bus = bus
         self._wid = wid
         self._config = config
         self._registry = registry
         self._fleet = fleet
         self._cancels = cancels
+        self._draining = draining
+        self._waiting: Counter[str] = Counter()
+        """Interactive requests that wait here, per model: batch requests let them go first."""
 
     async def handle(self, delivery: Delivery) -> None:
         """Place one item; returns once it is published to a worker, ended, or handed over already."""
         item = await decode_or_bury(self._bus, self._wid, delivery, _decoder)
         if item is None:
             return
-        if delivery.num_delivered > 1 and await self._is_placed(item.request.rid):
+        if delivery.num_delivered > 1 and await self._is_placed(delivery):
             await self._bus.ack(delivery)
             return
         run = await runlog.read_log(self._bus, item.request.ing, item.request.rid)
         if run.fin is not None:
             await self._bus.ack(delivery)
             return
-        refusal = await self._wait_and_place(delivery, item, run)
+        try:
+            refusal = await self._wait_and_place(delivery, item, run)
+        finally:
+            self._fleet.unreserve(item.request.rid)
         if refusal is not None:
             await self._end(delivery, item, run, refusal)
 
@@ -69,34 +91,61 @@ class Assigner:
         while not await is_older(self._bus, self._wid, item.accepted_ms / 1000, queue_s):
             if await self._place(delivery, item, alone=past.is_suspect):
                 return None
-            await self._fleet.changed(timeout_s=1.0)
+            if self._draining.is_set():
+                await self._bus.nak(delivery)
+                return None
+            await self._wait(item, alone=past.is_suspect)
             if request.rid in self._cancels:
                 return Code.CANCELLED
         return Code.QUEUE_TIMEOUT if run.lease is None else Code.TIMEOUT
 
+    async def _wait(self, item: Tokenized, *, alone: bool) -> None:
+        """Until something may have changed. A suspect, which may wait for long, holds no batch requests up."""
+        model = item.request.model
+        is_ahead = item.request.cls == "int" and not alone
+        self._waiting[model] += is_ahead
+        try:
+            await self._fleet.changed(timeout_s=1.0)
+        finally:
+            self._waiting[model] -= is_ahead
+
     async def _place(self, delivery: Delivery, item: Tokenized, *, alone: bool) -> bool:
+        request = item.request
+        if request.cls == "bat" and self._waiting[request.model]:
+            return False
         wants_prefill = policy.needs_prefill(item, self._registry.ready("prefill"), self._config.router.direct_tokens)
         stage = "prefill" if wants_prefill else "decode"
         wid = self._fleet.choose(stage, item, alone=alone)
         if wid is None:
             return False
-        rid = item.request.rid
-        subject = subjects.pre(wid, rid) if wants_prefill else subjects.dec(wid, rid)
         self._fleet.assigned(wid, stage, item, alone=alone)
+        if not await self._publish(stage, wid, delivery):
+            self._fleet.unassigned(wid, request.rid)
+            return False
+        await self._bus.ack(delivery)
+        log.info("assigned", request=request.rid, to=wid, num_delivered=delivery.num_delivered, alone=alone)
+        return True
+
+    async def _publish(self, stage: str, wid: str, delivery: Delivery) -> bool:
+        """Put the item in the worker's queue; False while the item it was made from is still there."""
+        rid = subjects.rid_of(delivery.subject)
+        stream, subject = subjects.PREQ, subjects.pre(wid, rid)
+        if stage == "decode":
+            stream, subject = subjects.DECQ, subjects.dec(wid, rid)
         try:
-            await self._bus.publish(subject, delivery.data, msg_id=f"{rid}:{delivery.stream}:{delivery.seq}")
+            # An id for this try alone: what an earlier delivery stored may have been taken back from a dead worker.
+            await self._bus.publish(subject, delivery.data, msg_id=f"{rid}:{secrets.token_hex(8)}")
         except QueueFullError as error:
             if not error.duplicate:
                 raise
-        await self._bus.ack(delivery)
-        log.info("assigned", request=rid, to=wid, num_delivered=delivery.num_delivered, alone=alone)
+            return await is_made_from(self._bus, stream, subject, delivery)
         return True
 
-    async def _is_placed(self, rid: str) -> bool:
-        for stream, subject in ((subjects.PREQ, subjects.pre("*", rid)), (subjects.DECQ, subjects.dec("*", rid))):
-            if await self._bus.last(stream, subject) is not None:
-                return True
-        return False
+    async def _is_placed(self, delivery: Delivery) -> bool:
+        """Whether an earlier delivery of this item, or somebody else, has put the request in a worker's queue since."""
+        rid = subjects.rid_of(delivery.subject)
+        places = ((subjects.PREQ, subjects.pre("*", rid)), (subjects.DECQ, subjects.dec("*", rid)))
+        return any([await is_made_from(self._bus, stream, subject, delivery) for stream, subject in places])
 
     async def _end(self, delivery: Delivery, item: Tokenized, run: RunLog, code: Code) -> None:
         request = item.request

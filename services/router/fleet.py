@@ -35,6 +35,8 @@ class Fleet:
         self._clock = clock
         self._assigned: dict[str, dict[str, _Assignment]] = {}
         self._taken: dict[str, int] = {}
+        self._reserved: dict[str, str] = {}
+        """Workers that are given nothing until a suspect that waits for them has run."""
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._rng = random.Random()  # noqa: S311  # breaks ties between equally good workers
         self._changed = asyncio.Event()
@@ -46,9 +48,13 @@ class Fleet:
         return any(policy.room(worker, in_flight) > 0 for worker in workers)
 
     def choose(self, stage: str, item: Tokenized, *, alone: bool = False) -> str | None:
-        """Pick a worker of the stage, or None when the request has to wait. `alone`: only an idle one will do."""
-        workers = self._open(stage)
-        return policy.choose(
+        """Pick a worker of the stage, or None when the request has to wait.
+
+        `alone`: only an idle one will do. While there is none, one of several is kept free of new requests until
+        `unreserve`, so that a suspect is not overtaken for ever.
+        """
+        workers = self._open(stage, item.request.rid)
+        wid = policy.choose(
             item,
             workers,
             self._in_flight(),
@@ -56,6 +62,9 @@ class Fleet:
             alone=alone,
             rng=self._rng,
         )
+        if wid is None and alone:
+            self._reserve(item, workers)
+        return wid
 
     def assigned(self, wid: str, stage: str, item: Tokenized, *, alone: bool = False) -> None:
         """Note an assignment until the worker's own report shows it; `alone` keeps others off until it is idle."""
@@ -69,6 +78,15 @@ class Fleet:
             if len(self._sessions) > _SESSIONS_KEPT:
                 self._sessions.popitem(last=False)
 
+    def unassigned(self, wid: str, rid: str) -> None:
+        """Take back an assignment that did not come about."""
+        self._assigned.get(wid, {}).pop(rid, None)
+
+    def unreserve(self, rid: str) -> None:
+        """The request waits no more; idempotent."""
+        if self._reserved.pop(rid, None) is not None:
+            self._changed.set()
+
     async def changed(self, timeout_s: float) -> None:
         """Wait until a report may have made room, at most `timeout_s`."""
         self._changed.clear()
@@ -80,10 +98,19 @@ class Fleet:
     def _session(stage: str, item: Tokenized) -> str:
         return f"{stage}:{item.request.session}" if item.request.session else ""
 
-    def _open(self, stage: str) -> list[WorkerReport]:
+    def _open(self, stage: str, rid: str = "") -> list[WorkerReport]:
+        """Ready workers that may be given requests, those reserved for `rid` included."""
         self._prune()
-        alone = {wid for wid, entries in self._assigned.items() if any(e.alone for e in entries.values())}
-        return [w for w in self._registry.workers(stage) if w.state is State.READY and w.wid not in alone]
+        shut = {wid for wid, entries in self._assigned.items() if any(e.alone for e in entries.values())}
+        shut |= {wid for other, wid in self._reserved.items() if other != rid}
+        return [w for w in self._registry.workers(stage) if w.state is State.READY and w.wid not in shut]
+
+    def _reserve(self, item: Tokenized, workers: list[WorkerReport]) -> None:
+        """Keep the least busy worker for a suspect, if another one is left for everybody else."""
+        able = policy.serving(workers, item.request.model)
+        kept = self._reserved.get(item.request.rid)
+        if len(able) > 1 and not any(worker.wid == kept for worker in able):
+            self._reserved[item.request.rid] = min(able, key=lambda worker: worker.active).wid
 
     def _in_flight(self) -> dict[str, InFlight]:
         return {

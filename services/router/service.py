@@ -29,23 +29,31 @@ def run(config: Config) -> int:
 
 
 async def serve(worker: Worker) -> None:
-    """Route until draining."""
+    """Route until draining. If looking after the workers breaks, so does routing: one is no use without the other."""
     reclaimer = Reclaimer(worker.bus, worker.registry)
     fleet = Fleet(worker.registry)
     cancels = Cancels(worker.bus)
     await cancels.start()
-    assigner = Assigner(worker.bus, worker.wid, worker.config, worker.registry, fleet, cancels)
+    assigner = Assigner(
+        worker.bus,
+        worker.wid,
+        worker.config,
+        worker.registry,
+        fleet=fleet,
+        cancels=cancels,
+        draining=worker.draining,
+    )
     slots = Slots(_AT_ONCE)
     worker.collect = lambda: {"active": slots.used, "slots": slots.total}
-    tending = [asyncio.create_task(_follow(worker, reclaimer)), asyncio.create_task(_sweep(worker, reclaimer))]
-    await reclaimer.sweep()
-    worker.update(state=State.READY)
     try:
-        await worker.pull(_sources(assigner, fleet), slots)
+        async with asyncio.TaskGroup() as group:
+            tending = [group.create_task(_follow(worker, reclaimer)), group.create_task(_sweep(worker, reclaimer))]
+            await _logged(reclaimer.sweep())
+            worker.update(state=State.READY)
+            await worker.pull(_sources(assigner, fleet), slots)
+            for task in tending:
+                task.cancel()
     finally:
-        for task in tending:
-            task.cancel()
-        await asyncio.gather(*tending, return_exceptions=True)
         await cancels.close()
 
 

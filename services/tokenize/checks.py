@@ -4,12 +4,17 @@ Ingress has checked the same for HTTP; whoever publishes to the queue directly i
 """
 
 from headrace.shared.errors import Code, RequestError
-from headrace.shared.messages import Request, Sampling
+from headrace.shared.messages import Request, Sampling, Script
 from headrace.shared.text.model import TextModel
 
 _MAX_STOPS = 4
 _MAX_STOP_CHARS = 64
+_MAX_SALT_CHARS = 1024
+_MAX_SESSION_CHARS = 512
+"""Routers keep sessions in memory."""
 _SCRIPTED = "scripted"
+_MAX_PAUSE_MS = 3_600_000
+_MAX_RANDOM = 100_000
 
 _RANGES = {
     "temperature": (0.0, 2.0),
@@ -35,14 +40,34 @@ def check_request(request: Request, model: TextModel) -> None:
         raise RequestError(Code.UNSUPPORTED, "n must be 1: several choices are not supported", param="n")
     if request.max_new is not None and request.max_new < 0:
         raise _invalid("max_tokens", "must not be negative", "integer_below_min_value")
-    if request.script is not None and model.name != _SCRIPTED:
-        raise _invalid("x_script", f"is played by model {_SCRIPTED} only")
+    if request.script is not None:
+        _check_script(request.script, model)
+    _check_lengths(request)
     for name in request.deadlines.__struct_fields__:
         if not 0 < getattr(request.deadlines, name) < float("inf"):
             raise _invalid(f"deadlines.{name}", "must be a positive number of seconds")
     _check_ranges(request.sampling)
     _check_stops(request.sampling.stop)
     _check_ids(request.sampling, model.vocab_size)
+
+
+def _check_script(script: Script, model: TextModel) -> None:
+    if model.name != _SCRIPTED:
+        raise _invalid("x_script", f"is played by model {_SCRIPTED} only")
+    for step in (step for steps in script.choices for step in steps):
+        if step.pause_ms is not None and not 0 <= step.pause_ms <= _MAX_PAUSE_MS:
+            raise _invalid("x_script", f"must hold pauses of 0 to {_MAX_PAUSE_MS} ms")
+        if step.random is not None and not 1 <= step.random <= _MAX_RANDOM:
+            raise _invalid("x_script", f"must draw 1 to {_MAX_RANDOM} tokens at once")
+
+
+def _check_lengths(request: Request) -> None:
+    for name, text, limit in (
+        ("session_id", request.session, _MAX_SESSION_CHARS),
+        ("cache_salt", request.cache_salt, _MAX_SALT_CHARS),
+    ):
+        if len(text) > limit:
+            raise _invalid(name, f"must have at most {limit} characters", "string_above_max_length")
 
 
 def _check_ranges(sampling: Sampling) -> None:

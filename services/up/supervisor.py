@@ -19,6 +19,7 @@ from headrace.shared.bus.nats import connect
 from headrace.shared.catalogue import resolve
 from headrace.shared.config import Config, dump
 from headrace.shared.embedded.data_dir import config_file, locked
+from headrace.shared.engine.build import refuse_unavailable
 from headrace.shared.errors import ConfigError, ModelError
 from headrace.shared.telemetry import log as logs
 from headrace.up.instance import Instance
@@ -42,17 +43,22 @@ def run(config: Config) -> int:
         contextlib.redirect_stderr(RelayText(relay)),
     ):
         models = served_names(config)
+        if config.cache.url:
+            checks.require(checks.check_cache_url(config.cache))
         config = settled(config, data_dir)
         logs.setup(config.log, "up", "up")
         return asyncio.run(_run(config, data_dir, listener, relay, models))
 
 
 def served_names(config: Config) -> list[str]:
-    """Names under which clients find the models, each proven present and whole; raises ConfigError."""
+    """Names under which clients find the models, each proven present, whole and servable; raises ConfigError."""
     try:
-        names = [resolve(name, config.model.dir).name for name in config.model.names]
+        found = [resolve(name, config.model.dir) for name in config.model.names]
     except ModelError as error:
         raise ConfigError(str(error)) from error
+    if any(files.kind != "scripted" for files in found):
+        refuse_unavailable(config)
+    names = [files.name for files in found]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two models would be served as {name!r}")

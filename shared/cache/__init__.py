@@ -21,6 +21,9 @@ class BlockStore(Protocol):
     def count_prefix(self, keys: Sequence[str]) -> int:
         """Length of the longest leading run of `keys` that exists; 0 when the store does not answer."""
 
+    def discard(self, key: str) -> None:
+        """Remove a value that proved damaged, so that a whole one can take its place; never raises."""
+
     def is_healthy(self) -> bool:
         """Whether the store may be asked now (breaker closed); cheap, no round trip."""
 

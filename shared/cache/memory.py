@@ -52,6 +52,11 @@ class MemoryStore:
         with self._lock:
             return next((place for place, key in enumerate(keys) if key not in self._values), len(keys))
 
+    def discard(self, key: str) -> None:
+        """Remove a value, if it is there."""
+        with self._lock:
+            self._num_bytes -= len(self._values.pop(key, b""))
+
     def is_healthy(self) -> bool:
         """Whether it is open."""
         return not self._closed

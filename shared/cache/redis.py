@@ -8,6 +8,7 @@ the breaker answers at once until a probe succeeds.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.connection import parse_url
@@ -115,6 +116,11 @@ class RedisStore:
         except CacheError:
             return num_found
         return num_found
+
+    def discard(self, key: str) -> None:
+        """Remove a value, if it is there and the store answers."""
+        with suppress(CacheError):
+            self._exchange([("UNLINK", key)])
 
     def is_healthy(self) -> bool:
         """Whether the store may be asked now: the breaker is closed, or a probe is due."""

@@ -11,6 +11,8 @@ from headrace.shared.engine.driver import PacedEngine
 from headrace.shared.engine.scripted import ScriptedEngine
 from headrace.shared.errors import ConfigError
 
+_PROFILES_TO_COME = ("int4", "w8a8")
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
@@ -40,6 +42,15 @@ def fair_threads(workers: Mapping[str, int], num_cores: int) -> int:
     return max(1, num_cores // max(1, num_engines))
 
 
+def refuse_unavailable(config: Config) -> None:
+    """Raise ConfigError for what no engine of a real model offers yet; asked before anything is loaded or started."""
+    if config.engine.deterministic:
+        raise ConfigError("engine.deterministic=true is not available yet: no numeric form here is row-invariant")
+    for name, room in (("engine", config.engine), ("prefill", config.prefill), ("decode", config.decode)):
+        if room.profile in _PROFILES_TO_COME:
+            raise ConfigError(f"{name}.profile={room.profile} is not available yet; use auto, fp32 or bf16")
+
+
 def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "decode"]) -> BuiltEngine:
     # torch costs seconds to import; a worker that serves only `scripted` never pays for it.
     import torch
@@ -47,8 +58,7 @@ def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "de
     from headrace.shared.engine.engine import TorchEngine, default_kv_bytes
     from headrace.shared.model.load import load_model
 
-    if config.engine.deterministic:
-        raise ConfigError("engine.deterministic=true is not available yet: no numeric form here is row-invariant")
+    refuse_unavailable(config)
     torch.set_num_threads(config.engine.threads or fair_threads(config.up.workers, len(os.sched_getaffinity(0))))
     room = config.prefill if role == "prefill" else config.decode
     device = config.engine.device
@@ -60,7 +70,7 @@ def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "de
     )
     engine = TorchEngine(
         loaded,
-        kv_bytes=config.engine.kv_bytes or default_kv_bytes(1.0),
+        kv_bytes=config.engine.kv_bytes or default_kv_bytes(1 / len(config.model.names)),
         block_tokens=config.engine.block_tokens,
         step_tokens=config.engine.step_tokens,
         max_batch=config.limits.max_batch,

@@ -19,6 +19,8 @@ from headrace.shared.telemetry import metrics
 
 _STUCK_S = 30.0
 """A step that takes longer than this counts as wedged: the worker stops its heartbeats and loses its work."""
+_JOIN_S = 5.0
+"""Longest wait for the thread's last step when it is stopped."""
 _RATE_DECAY = 0.8
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ class EngineDriver:
         self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
+        self._computed: dict[str, int] = {}
+        """Prompt tokens computed so far of the sequences that still compute; the engine thread's own."""
         metrics.MAP_SIZE.labels(name=f"engine_{name}").set_function(lambda: len(self._sinks))
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._work, name=f"engine-{name}", daemon=True)
@@ -61,7 +65,7 @@ class EngineDriver:
     def stop(self) -> None:
         """Let the thread end after its current step."""
         self._commands.put(None)
-        self._thread.join(timeout=5.0)
+        self._thread.join(timeout=_JOIN_S)
 
     def is_alive(self) -> bool:
         """Whether the engine makes progress: its thread runs and no step takes for ever."""
@@ -84,18 +88,28 @@ class EngineDriver:
         return await asyncio.wrap_future(done)
 
     async def add(self, spec: SequenceSpec, sink: Sink, blocks: Sequence[bytes] = (), first_block: int = 0) -> None:
-        """Queue a sequence; `sink` is called on the loop with every output. Raises ValueError as the engine does."""
+        """Queue a sequence; `sink` is called on the loop with every output. Raises ValueError as the engine does.
+
+        Whatever it raises, a cancel included, nothing of the sequence is left.
+        """
+        if spec.id in self._sinks:
+            raise ValueError(f"id {spec.id!r} is in use")
         self._sinks[spec.id] = sink
         try:
             await self.call(lambda engine: engine.add(spec, blocks, first_block))
-        except ValueError:
-            self._sinks.pop(spec.id, None)
+        except BaseException:
+            self.release(spec.id)
             raise
 
     def release(self, id: str) -> None:  # noqa: A002  # the engine contract's word
         """Forget a sequence in any state; no output arrives after this. Does not wait for the engine."""
         self._sinks.pop(id, None)
-        self._commands.put(lambda engine: engine.release(id))
+
+        def work(engine: PacedEngine) -> None:
+            self._computed.pop(id, None)
+            engine.release(id)
+
+        self._commands.put(work)
 
     @property
     def num_sinks(self) -> int:
@@ -141,12 +155,22 @@ class EngineDriver:
         self._step_began = None
         seconds = time.monotonic() - began
         metrics.STEP_SECONDS.observe(seconds)
-        num_tokens = sum(len(o.tokens) for o in outputs if isinstance(o, StepOutput))
+        num_tokens = sum(self._num_new(output) for output in outputs if isinstance(output, StepOutput))
         if num_tokens and seconds > 0:
             self.rate = _RATE_DECAY * self.rate + (1 - _RATE_DECAY) * num_tokens / seconds
         self._look()
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _num_new(self, output: StepOutput) -> int:
+        """Tokens a step computed for one sequence: generated ones, and those of the prompt that were not found."""
+        num_computed = output.num_computed - output.num_cached
+        num_prompt = max(0, num_computed - self._computed.get(output.id, 0))
+        if output.cause is None:
+            self._computed[output.id] = num_computed
+        else:
+            self._computed.pop(output.id, None)
+        return num_prompt + len(output.tokens)
 
     def _look(self) -> None:
         self.pressure = pressure = self._engine.pressure()
@@ -155,5 +179,9 @@ class EngineDriver:
     def _deliver(self, outputs: Sequence[StepOutput | StepError]) -> None:
         for output in outputs:
             sink = self._sinks.get(output.id)
-            if sink is not None:
+            if sink is None:
+                continue
+            try:
                 sink(output)
+            except Exception:  # one request's bug must not cost the others of the batch their tokens
+                log.exception("sink_failed", sequence=output.id)

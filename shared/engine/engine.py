@@ -9,14 +9,15 @@ from headrace.shared.engine.sampler import validate
 from headrace.shared.engine.scheduler import Scheduler
 from headrace.shared.engine.sequence import Sequence
 from headrace.shared.engine.storage import KVStorage
+from headrace.shared.errors import ConfigError
 from headrace.shared.model.load import LoadedModel
 
-_MOST_KV_BYTES = 2 << 30
-_SHARE_OF_MEMORY = 0.15
+_MOST_KV_BYTES = 1 << 30
+_SHARE_OF_MEMORY = 0.1
 
 
 def default_kv_bytes(share: float = 1.0) -> int:
-    """Memory for KV when none is configured: `share` of 15 % of the machine's memory or of 2 GiB, whichever is less."""
+    """Memory for KV when none is configured: `share` of 10 % of the machine's memory or of 1 GiB, whichever is less."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(share * min(_MOST_KV_BYTES, _SHARE_OF_MEMORY * memory))
 
@@ -41,6 +42,8 @@ class TorchEngine:
         self._vocab_size = loaded.config.vocab
         self._block_bytes = KVStorage.block_bytes_for(loaded.config, block_tokens, loaded.kv_dtype)
         num_blocks = kv_bytes // self._block_bytes
+        if num_blocks < 1:
+            raise ConfigError(f"engine.kv_bytes={kv_bytes} does not hold one block of {self._block_bytes} bytes")
         self.max_context = min(max_context, num_blocks * block_tokens)
         self._scheduler = Scheduler(num_blocks, block_tokens=block_tokens, step_tokens=step_tokens, max_batch=max_batch)
         self._storage = KVStorage(loaded.config, num_blocks, block_tokens, loaded.kv_dtype, loaded.device)

@@ -12,7 +12,7 @@ from headrace.shared.model.config import ModelConfig
 class KVStorage:
     """`num_blocks` blocks of `block_tokens` slots each; physical slot = block · block_tokens + offset.
 
-    Memory is reserved, not touched: pages come into being when a block is first written.
+    All of it is touched at once: a process that will need the memory should fail at its start, not under load.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class KVStorage:
         self.block_tokens = block_tokens
         self.dtype = dtype
         shape = (len(config.layers), 2, num_blocks * block_tokens, config.kv_heads, config.head_dim)
-        self._tensor = torch.empty(shape, dtype=dtype, device=device)
+        self._tensor = torch.empty(shape, dtype=dtype, device=device).zero_()
         self._layers = [(kv[0], kv[1]) for kv in self._tensor]
 
     @staticmethod

@@ -61,6 +61,7 @@ GAP_REPLAYS_TOTAL = _counter("gap_replays_total", "Run logs read back because a 
 PUBLISH_RETRY_TOTAL = _counter(
     "publish_retry_total", "Repeated publishes, by the server's error number or `timeout`.", "err_code"
 )
+ITEM_FAILURES_TOTAL = _counter("item_failures_total", "Deliveries whose handler broke unexpectedly.", "stage")
 DLQ_TOTAL = _counter("dlq_total", "Work items given up to the dead-letter stream.", "stage")
 NATS_RECONNECTS_TOTAL = _counter("nats_reconnects_total", "Reconnects to the queue server.")
 SUBSCRIPTIONS = _gauge("subscriptions", "Live per-request subscriptions.")

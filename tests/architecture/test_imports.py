@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 CONTRACTS = "errors ids messages packing records reports subjects config"
-PROCESS = f"{CONTRACTS} bus telemetry streams registry runlog slots stage cancels deadletters age attempts"
+PROCESS = f"{CONTRACTS} bus telemetry streams registry runlog slots stage cancels deadletters handover age attempts"
 INTEGERS = "engine.sequence engine.blocks engine.scheduler engine.scripted"
 EVERYWHERE = {"msgspec", "structlog"}
 ROOMS = {"ingress", "tokenize", "router", "prefill", "decode", "up", "cli"}

@@ -43,9 +43,9 @@ class Process:
 
     async def drain(self) -> None:
         """SIGTERM."""
-        self.worker.update(state=State.DRAINING)
-        self.worker.draining.set()
+        await self.worker.drain()
         await asyncio.wait_for(self._tasks[0], 10)
+        await self.worker.heartbeat.withdraw()
         await self._leave()
 
     async def kill(self) -> None:
@@ -98,6 +98,11 @@ class Plant:
         await process.kill()
         self._processes.remove(process)
         await registry.forget(self.bus, process.worker.stage, process.wid)
+
+    async def drain(self, process: Process) -> None:
+        """SIGTERM a worker; returns when it has left."""
+        await process.drain()
+        self._processes.remove(process)
 
     async def until(self, check: Callable[[], Awaitable[object]], timeout_s: float = 20) -> None:
         """Look again whenever a record or a registry entry is written, until `check` gives something true."""
@@ -157,7 +162,9 @@ class Plant:
 
 
 @pytest.fixture
-async def plant() -> AsyncIterator[Plant]:
+async def plant(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Plant]:
+    monkeypatch.setattr("headrace.shared.engine.driver._JOIN_S", 0.1)  # engines that hang are left behind
+    monkeypatch.setattr("headrace.shared.slots._FETCH_S", 0.2)  # a drain waits for the fetch under way
     config = load(sets=["model.names=scripted", "cache.url=off", "router.sweep_s=0.3"], environ={})
     plant = Plant(config)
     await plant.open()

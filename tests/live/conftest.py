@@ -44,6 +44,14 @@ class Instance:
         rows = self.get("/headrace/workers")
         return [row for row in rows if stage in (None, row["stage"]) and state in (None, row["state"])]
 
+    def metrics(self, stage: str) -> list[str]:
+        """Lines of the exporters of a stage's ready workers."""
+        lines: list[str] = []
+        for row in self.workers(stage):
+            with urllib.request.urlopen(row["metrics"], timeout=5) as answer:
+                lines += answer.read().decode().splitlines()
+        return lines
+
     def wait(self, what: str, check: Callable[[], Any], timeout_s: float = 60.0) -> Any:
         """Poll a fact of another process until it holds."""
         deadline = time.monotonic() + timeout_s

@@ -152,3 +152,61 @@ async def test_a_beating_heart_can_be_stopped_at_any_moment(bus: Bus) -> None:
         heart.touch()
         beating.cancel()
         await asyncio.wait_for(asyncio.gather(beating, return_exceptions=True), 5)
+
+
+async def test_news_that_come_during_a_re_read_are_not_undone(bus: Bus, registry: Registry) -> None:
+    """What was read is older than what was heard meanwhile: a worker that just came must not be dropped."""
+    watch = Watch(registry)
+    await beat(bus, report("decode-old"))
+    await watch.next()
+    read = bus.read
+
+    async def slow(*args: object, **options: object) -> object:
+        records = await read(*args, **options)  # type: ignore[arg-type]
+        await beat(bus, report("decode-new"))
+        await beat(bus, report("decode-old", active=7))
+        await watch.next()
+        await watch.next()
+        return records
+
+    bus.read = slow  # type: ignore[method-assign, assignment]
+    await registry.refresh()
+
+    assert {worker.wid: worker.active for worker in registry.workers()} == {"decode-old": 7, "decode-new": 0}
+    assert watch.changes.empty()
+
+
+async def test_a_worker_without_progress_still_leaves_at_once(bus: Bus, registry: Registry) -> None:
+    """Its engine broke: nobody should have to wait for its heartbeat to run out."""
+    watch = Watch(registry)
+    current: list[WorkerReport | None] = [report()]
+    heart = Heartbeat(bus, lambda: current[0])
+    await heart.beat()
+    await watch.next()
+    current[0] = None
+
+    await heart.withdraw()
+    await registry.refresh()
+
+    assert registry.workers() == []
+
+
+async def test_a_listener_that_breaks_does_not_stop_the_re_reading(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.shared.registry._REREAD_S", 0.01)
+    registry = Registry(bus)
+    await registry.start()
+    calls: asyncio.Queue[str] = asyncio.Queue()
+
+    def broken(wid: str, _report: WorkerReport | None) -> None:
+        calls.put_nowait(wid)
+        raise RuntimeError("a bug")
+
+    registry.on_change(broken)
+    assert registry._subscription is not None
+    await registry._subscription.close()  # only re-reading brings news now
+    await beat(bus, report("decode-1"))
+    assert await asyncio.wait_for(calls.get(), 5) == "decode-1"
+    await beat(bus, report("decode-2"))
+
+    assert await asyncio.wait_for(calls.get(), 5) == "decode-2"
+    await registry.close()

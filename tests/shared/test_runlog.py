@@ -74,3 +74,16 @@ async def test_a_long_log_is_read_whole_and_from_any_point(bus: Bus) -> None:
 
     assert len((await runlog.read_log(bus, "i", "r")).toks) == 1203
     assert [seq for seq, _ in (await runlog.read_log(bus, "i", "r", after=seqs[1199])).toks] == seqs[1200:]
+
+
+async def test_releasing_after_new_tokens_clears_what_happened_before(bus: Bus) -> None:
+    """The release hides the tokens from whoever judges the newest lease."""
+    for rid, num_tokens, attempt in (("fresh", 0, 3), ("moved", 1, 1)):
+        lease = await runlog.take_lease(bus, "i", rid, "a", attempt=3)
+        for n in range(num_tokens):
+            await runlog.append(bus, lease, tok(n, n))
+        await runlog.release(bus, lease, "a")
+
+        newest = (await runlog.read_log(bus, "i", rid)).lease
+        assert newest is not None
+        assert (newest.released, newest.attempt) == (True, attempt)

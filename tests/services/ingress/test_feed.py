@@ -2,7 +2,9 @@
 
 import asyncio
 
+import msgspec
 import pytest
+import structlog
 
 from headrace.ingress.feed import MAX_BUFFERED, Feed
 from headrace.shared import streams, subjects
@@ -187,12 +189,40 @@ async def test_a_log_that_ends_short_of_its_count_is_our_fault(feed, log, bus):
     assert drain(feed) == ["a", Code.INTERNAL]
 
 
-async def test_a_record_that_cannot_be_read_ends_the_request_as_our_fault(feed, log):
+UNREADABLE = {
+    "junk": b"\xc1junk",
+    "foreign values": msgspec.msgpack.encode({"choices": [{"o": 0, "ev": [{"type": "ZEBRA-4711"}]}]}),
+    "nested too deeply": b"\x81\xa1x" + b"\x91" * 50_000 + b"\xc0",
+}
+
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE.keys())
+@pytest.mark.parametrize("kind", ["tok", "fin"])
+async def test_a_logged_record_that_cannot_be_read_ends_the_request_as_our_fault(feed, log, bus, kind, data):
     await log.tok("a")
-    feed.offer(log.live[0])
-    feed.offer(Record("out.ing.r.tok", b"\xc1junk", 99, prev=log.live[0].seq))
+    await bus.publish(subjects.run("ing", "r", kind), data)
+    with structlog.testing.capture_logs() as entries:
+        await feed.replay(bus)
 
     assert drain(feed) == ["a", Code.INTERNAL]
+    assert feed.is_broken
+    assert [entry["event"] for entry in entries] == ["run_record_unreadable"]
+    assert "ZEBRA" not in str(entries)
+
+
+@pytest.mark.parametrize("data", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_a_live_record_that_cannot_be_read_is_looked_up_in_the_log(feed, log, bus, data):
+    await log.tok("a")
+    await log.tok("b")
+    feed.offer(log.live[0])
+    feed.offer(Record("out.ing.r.tok", data, log.live[1].seq, prev=log.live[0].seq))
+
+    assert drain(feed) == ["a"]
+    assert feed.check_at <= feed_time()
+    await feed.replay(bus)
+
+    assert drain(feed) == ["b"]
+    assert not feed.is_broken
 
 
 async def test_a_failure_is_passed_on(feed, log):

@@ -3,8 +3,10 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.ingress.models import ServedModels
+from headrace.shared import subjects
 from headrace.shared.config import load
-from headrace.shared.reports import ModelReport
+from headrace.shared.messages import encode
+from headrace.shared.reports import ModelReport, State, WorkerReport
 
 M, N = ModelReport(name="m"), ModelReport(name="n")
 
@@ -50,3 +52,16 @@ def test_a_model_that_was_replaced_is_forgotten_after_the_grace_period(world):
 
     assert world.served.find("m") is None
     assert world.served.find("n") is N
+
+
+@pytest.mark.parametrize("created", [-(2**60), 2**60])
+async def test_a_model_file_with_an_odd_date_is_listed(door, created):
+    model = ModelReport(name="scripted", created=created)
+    report = WorkerReport(stage="tokenize", wid="tokenize-1", state=State.READY, models=(model,))
+    await door.registry_bus.publish(subjects.worker_key("tokenize", report.wid), encode(report))
+    await door.front.registry.refresh()
+
+    answer = await door.get("/v1/models")
+
+    assert answer.status == 200
+    assert answer.json["data"][0]["created"] >= 0

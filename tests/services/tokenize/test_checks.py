@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.shared.errors import Code, RequestError
-from headrace.shared.messages import Deadlines, Sampling, Script
+from headrace.shared.messages import Deadlines, Sampling, Script, ScriptStep
 from headrace.tokenize.checks import check_request
 
 NAN, INF = float("nan"), float("inf")
@@ -47,6 +47,12 @@ def test_sampling_out_of_range_is_refused_by_name(accepted, served, sampling, pa
         ({"max_new": -1}, "max_tokens"),
         ({"deadlines": Deadlines(queue_s=0, first_token_s=1, stall_s=1, total_s=1)}, "deadlines.queue_s"),
         ({"deadlines": Deadlines(queue_s=1, first_token_s=1, stall_s=1, total_s=NAN)}, "deadlines.total_s"),
+        ({"session": "s" * 513}, "session_id"),
+        ({"cache_salt": "s" * 1025}, "cache_salt"),
+        ({"script": Script(choices=((ScriptStep(pause_ms=10**15),),))}, "x_script"),
+        ({"script": Script(choices=((ScriptStep(pause_ms=-1),),))}, "x_script"),
+        ({"script": Script(choices=((ScriptStep(text="a"), ScriptStep(random=2**40)),))}, "x_script"),
+        ({"script": Script(choices=((ScriptStep(random=0),),))}, "x_script"),
     ],
 )
 def test_request_fields_out_of_range_are_refused_by_name(accepted, served, fields, param):
@@ -59,7 +65,10 @@ def test_request_fields_out_of_range_are_refused_by_name(accepted, served, field
 def test_what_ingress_lets_through_passes(accepted, served):
     sampling = Sampling(temperature=0, top_p=1e-6, top_k=0, stop=("a",), stop_ids=(261,), logit_bias={0: -100.0})
 
-    check_request(accepted(sampling=sampling, max_new=0, script=Script()).request, served.model)
+    script = Script(choices=((ScriptStep(pause_ms=3_600_000), ScriptStep(random=100_000), ScriptStep(eos=True)),))
+
+    for played in (Script(), script):
+        check_request(accepted(sampling=sampling, max_new=0, script=played).request, served.model)
 
 
 def test_a_script_is_refused_by_other_models(accepted, served):

@@ -55,6 +55,18 @@ def test_values_are_bytes_of_any_content_and_size(store, make_keys):
     assert store.get(keys) == values
 
 
+def test_what_is_discarded_is_gone_and_can_be_stored_again(store, make_keys):
+    keys = make_keys(3)
+    store.put([(key, b"v") for key in keys])
+
+    store.discard(keys[1])
+    store.discard("kv:nobody")
+
+    assert store.get(keys) == [b"v", None, None]
+    assert store.put([(keys[1], b"new")]) == 1
+    assert store.get(keys) == [b"v", b"new", b"v"]
+
+
 def test_put_again_replaces(store, make_keys):
     (key,) = make_keys(1)
     store.put([(key, b"one")])

@@ -7,6 +7,7 @@ import pytest
 from headrace.shared.engine import SamplerParams, StepError
 from headrace.shared.engine.engine import default_kv_bytes
 from headrace.shared.engine.sampler import SampleRow, sample
+from headrace.shared.errors import ConfigError
 
 PROMPT = tuple(range(3, 40))
 SAMPLED = SamplerParams(temperature=1.5, seed=3)
@@ -142,10 +143,10 @@ def test_a_pool_smaller_than_the_context_shortens_it(make_torch, make_spec, driv
 
 
 def test_memory_for_less_than_one_block_is_refused(make_torch):
-    with pytest.raises(ValueError, match="not even one block"):
+    with pytest.raises(ConfigError, match="does not hold one block"):
         make_torch(num_blocks=0)
 
 
 def test_the_default_memory_is_a_modest_share_of_the_machine():
-    assert 0 < default_kv_bytes() <= 2 << 30
+    assert 0 < default_kv_bytes() <= 1 << 30
     assert default_kv_bytes(0.5) == default_kv_bytes() // 2

@@ -13,6 +13,7 @@ REQUIRED = {
     "ttft_seconds", "itl_seconds", "queue_age_seconds", "lease_takeovers_total", "fenced_publishes_total",
     "gap_replays_total", "publish_retry_total", "kv_get_seconds", "kv_miss_total", "kv_hit_tokens_total",
     "prompt_tokens_total", "completion_tokens_total", "batch_rows", "step_seconds", "breaker_open", "dlq_total",
+    "item_failures_total",
     "nats_reconnects_total", "sse_write_timeouts_total", "http_requests_total",
 }  # fmt: skip
 

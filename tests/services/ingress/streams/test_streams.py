@@ -226,6 +226,19 @@ async def test_the_client_says_how_patient_it_is(open_door, chat):
     assert 2 <= answer.raw.count(b": keep-alive") <= 3
 
 
+async def test_an_absurd_impatience_does_not_make_us_write_without_end(door, chat):
+    async def play(run):
+        await run.take()
+        await asyncio.sleep(0.3)
+        await run.say("a")
+        await run.end()
+
+    door.backend.plan = play
+    answer = await door.post("/v1/chat/completions", chat(stream=True), headers={"x-stainless-read-timeout": "1e-9"})
+
+    assert answer.raw.count(b": keep-alive") <= 2
+
+
 async def test_token_ids_on_request(door, stream):
     plain = await door.chat(return_token_ids=True)
     streamed = await stream(return_token_ids=True)

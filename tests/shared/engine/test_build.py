@@ -1,0 +1,55 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.shared.catalogue import ModelFiles
+from headrace.shared.config import load
+from headrace.shared.engine.build import build_engine, fair_threads
+from headrace.shared.errors import ConfigError
+
+SCRIPTED = ModelFiles(name="scripted", kind="scripted", path=Path(), fingerprint="f" * 64)
+
+
+def test_the_scripted_engine_takes_its_block_size_from_the_configuration():
+    built = build_engine(SCRIPTED, load(sets=["engine.block_tokens=32"], environ={}), "decode")
+
+    assert built.engine.block_tokens == 32
+    assert (built.profile, built.fingerprint) == ("scripted", "f" * 64)
+
+
+def test_a_determinism_that_nothing_here_keeps_is_refused():
+    files = ModelFiles(name="m", kind="hf", path=Path("/nowhere"), fingerprint="0")
+    config = load(sets=["engine.deterministic=true"], environ={})
+
+    for role in ("prefill", "decode"):
+        with pytest.raises(ConfigError, match=r"engine\.deterministic"):
+            build_engine(files, config, role)
+
+
+@pytest.mark.parametrize("profile", ["int4", "w8a8"])
+def test_a_form_that_no_engine_computes_in_is_refused_by_name(profile):
+    files = ModelFiles(name="m", kind="hf", path=Path("/nowhere"), fingerprint="0")
+
+    with pytest.raises(ConfigError, match=f"decode.profile={profile}"):
+        build_engine(files, load(sets=[f"decode.profile={profile}"], environ={}), "decode")
+
+
+def test_engines_divide_the_cores_and_each_has_one():
+    assert fair_threads({}, 16) == 8
+    assert fair_threads({"prefill": 0, "decode": 1}, 16) == 16
+    assert fair_threads({"decode": 5, "prefill": 3}, 4) == 1
+
+
+def test_a_worker_that_serves_only_the_scripted_model_never_loads_torch():
+    program = """
+import sys
+from pathlib import Path
+from headrace.shared.catalogue import ModelFiles
+from headrace.shared.config import load
+from headrace.shared.engine.build import build_engine
+build_engine(ModelFiles(name="scripted", kind="scripted", path=Path(), fingerprint="0"), load(environ={}), "decode")
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-P", "-c", program], check=False).returncode == 0
