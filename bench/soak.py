@@ -151,7 +151,8 @@ def _program(pid: int) -> str:
         command = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
         if "headrace" in command:
             return command[command.index("headrace") + 1]
-        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+        modules = [word.rpartition(".")[2] for word in command if word.startswith("headrace.")]
+        return modules[0] if modules else Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     return "gone"
 
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.verb in COMMANDS:
         return _load(COMMANDS[args.verb])(args)
-    from headrace.shared.config import load
+    from headrace.shared.settings import load
 
     settings = [*args.set, *(up_settings(args) if args.verb == "up" else ())]
     return _load(PROCESSES[args.verb])(load(args.config, settings))

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 from headrace.shared import catalogue, streams
 from headrace.shared.bus.nats import connect
-from headrace.shared.config import Cache, Config, load
+from headrace.shared.config import Cache, Config
 from headrace.shared.embedded import data_dir as data_dirs
 from headrace.shared.errors import BusError, ConfigError, ModelError
+from headrace.shared.settings import load
 
 MIN_NATS_VERSION = (2, 14)
 NEEDED_PAYLOAD_BYTES = 8 << 20

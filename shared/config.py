@@ -1,16 +1,13 @@
-"""Configuration: one frozen Struct per room; defaults < YAML file < environment < `--set`; unknown keys are refused.
+"""Configuration as data: one frozen Struct per room. `settings` fills it in.
 
-The environment is read here and nowhere else. A line under a field is its documentation (`headrace config ROOM`).
+A line under a field is its documentation (`headrace config ROOM`).
 """
 
 import os
-import re
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-import yaml
 
 from headrace.shared.errors import ConfigError
 from headrace.shared.reports import STAGES
@@ -22,6 +19,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Profile = Literal["auto", "fp32", "bf16", "int4", "w8a8"]
+_PROFILES_TO_COME = ("int4", "w8a8")
 
 
 def _default_data_dir() -> str:
@@ -265,104 +263,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 ROOMS: tuple[str, ...] = Config.__struct_fields__
 
 
-def load(file: str | None = None, sets: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
-    """Merge defaults, YAML `file`, environment `HEADRACE_<ROOM>__<KEY>` and `key=value` settings.
-
-    Raises ConfigError naming the source and the key of the first thing that is wrong.
-    """
-    tree: dict[str, dict[str, Any]] = {room: {} for room in ROOMS}
-    if file:
-        _merge_file(tree, file)
-    for name, value in sorted((environ if environ is not None else os.environ).items()):
-        if name.startswith("HEADRACE_") and "__" in name:
-            room, _, key = name.removeprefix("HEADRACE_").lower().partition("__")
-            _assign(tree, f"{room}.{key}", value, f"environment {name}")
-    for setting in sets:
-        dotted, sep, value = setting.partition("=")
-        if not sep:
-            raise ConfigError(f"--set {setting}: expected key=value")
-        _assign(tree, dotted.strip(), value, f"--set {setting}")
-    return _build(tree)
-
-
-def dump(config: Config) -> str:
-    """YAML that `load` reads back as the same configuration."""
-    return yaml.safe_dump(msgspec.to_builtins(config), sort_keys=False)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which `off`, `on`, `yes` and `no` are words (`cache.url: off`), as in YAML 1.2."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-
-
-def _parse(text: str) -> Any:
-    return yaml.load(text, _Loader)  # noqa: S506  # a safe loader with fewer booleans
-
-
-def _merge_file(tree: dict[str, dict[str, Any]], file: str) -> None:
-    try:
-        content = _parse(Path(file).read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {file}: {error}") from error
-    if content is None:
-        return
-    if not isinstance(content, dict):
-        raise ConfigError(f"configuration file {file}: expected rooms at the top level")
-    for room, values in content.items():
-        if room not in tree:
-            raise ConfigError(f"configuration file {file}: unknown key {room!r} (rooms: {', '.join(ROOMS)})")
-        if values is None:
-            continue
-        if not isinstance(values, dict):
-            raise ConfigError(f"configuration file {file}: room {room!r} must hold keys")
-        for key, value in values.items():
-            _check_key(f"{room}.{key}", f"configuration file {file}")
-            tree[room][key] = value
-
-
-def _check_key(dotted: str, source: str) -> tuple[str, str]:
-    room, _, key = dotted.partition(".")
-    if room not in ROOMS:
-        raise ConfigError(f"{source}: unknown key {dotted!r} (rooms: {', '.join(ROOMS)})")
-    fields = room_type(room).__struct_fields__
-    if key not in fields:
-        raise ConfigError(f"{source}: unknown key {dotted!r} (keys of {room}: {', '.join(fields)})")
-    return room, key
-
-
-def _assign(tree: dict[str, dict[str, Any]], dotted: str, text: str, source: str) -> None:
-    room, key = _check_key(dotted, source)
-    annotation = room_type(room).__annotations__[key]
-    try:
-        value = text if annotation is str else _parse(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: {error}") from error
-    if value is None and annotation is not str:
-        value = ""
-    if key == "names" and isinstance(value, str):
-        value = [name.strip() for name in value.split(",")]
-    tree[room][key] = value
-
-
-def _build(tree: dict[str, dict[str, Any]]) -> Config:
-    try:
-        return msgspec.convert(tree, Config, strict=False)
-    except msgspec.ValidationError as error:
-        reason, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"{place.rstrip('`')}: {reason}") from error
-
-
 def room_type(room: str) -> type[Room]:
     """The Struct class of a room."""
     kind = Config.__annotations__[room]
     assert isinstance(kind, type)
     assert issubclass(kind, Room)
     return kind
+
+
+def refuse_unavailable(config: Config) -> None:
+    """Raise ConfigError for what no engine of a real model offers yet; asked before anything is loaded or started."""
+    if config.engine.deterministic:
+        raise ConfigError("engine.deterministic=true is not available yet: no numeric form here is row-invariant")
+    for name, room in (("engine", config.engine), ("prefill", config.prefill), ("decode", config.decode)):
+        if room.profile in _PROFILES_TO_COME:
+            raise ConfigError(f"{name}.profile={room.profile} is not available yet; use auto, fp32 or bf16")

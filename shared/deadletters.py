@@ -4,7 +4,7 @@ The one place that answers for an item whose handler failed, so that no item is 
 """
 
 import traceback
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -12,15 +12,25 @@ import structlog
 from headrace.shared import runlog, subjects
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.errors import BusError, Code, Failure
-from headrace.shared.ids import is_rid, stage_of
-from headrace.shared.messages import encode
+from headrace.shared.ids import is_rid, is_subject_token, stage_of
+from headrace.shared.messages import Request, encode
 from headrace.shared.records import DeadLetter, FinRecord, LeaseRecord
 from headrace.shared.telemetry import metrics
 
-T = TypeVar("T")
+
+class Item(Protocol):
+    """A work item of any kind."""
+
+    @property
+    def request(self) -> Request:
+        """The request it carries."""
+
+
+T = TypeVar("T", bound=Item)
 log = structlog.get_logger()
 
 UNDECODABLE = Failure(code=Code.INTERNAL, message="the work item cannot be decoded")
+MISPLACED = Failure(code=Code.INVALID_REQUEST, message="request id, reply id or class do not fit the item's subject")
 _BROKEN = Failure(code=Code.INTERNAL, message="the request was given up after several failed attempts to work on it")
 
 MAX_DELIVER = 20
@@ -83,13 +93,30 @@ async def give_up(bus: Bus, wid: str, delivery: Delivery, failure: Failure, *, a
 
 
 async def decode_or_bury(bus: Bus, wid: str, delivery: Delivery, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-    """Decode an item; one that cannot be decoded is given up, and None returned."""
+    """Decode an item; one that cannot be decoded is given up, and None returned. So is one in the wrong place.
+
+    Anybody with the right to publish may write an item, so nothing in it may shape a subject unchecked.
+    """
     try:
-        return decoder.decode(delivery.data)
+        item = decoder.decode(delivery.data)
     except (msgspec.DecodeError, RecursionError) as error:
-        log.warning("item_undecodable", subject=delivery.subject, reason=str(error))
+        # Not its message: that quotes the item.
+        log.warning("item_undecodable", subject=delivery.subject, error=type(error).__name__)
         await give_up(bus, wid, delivery, UNDECODABLE)
         return None
+    if is_in_place(item.request, delivery.subject):
+        return item
+    log.warning("item_misplaced", subject=delivery.subject)
+    await bury(bus, wid, delivery, MISPLACED)
+    await bus.term(delivery, "misplaced")
+    return None
+
+
+def is_in_place(request: Request, subject: str) -> bool:
+    """Whether ids and class are well-formed and those of the item's subject."""
+    _, queue, owner, rid = subject.split(".", 3)
+    is_own_class = queue in {"pre", "dec"} or owner == request.cls
+    return is_own_class and rid == request.rid and is_rid(rid) and is_subject_token(request.ing)
 
 
 async def _end_request(bus: Bus, wid: str, delivery: Delivery, failure: Failure) -> None:
@@ -102,7 +129,7 @@ async def _end_request(bus: Bus, wid: str, delivery: Delivery, failure: Failure)
     try:
         run = await runlog.read_log(bus, ing, rid)
     except msgspec.DecodeError as error:
-        log.error("run_log_unreadable", request=rid, reason=str(error))  # noqa: TRY400  # the reason says it all
+        log.error("run_log_unreadable", request=rid, error=type(error).__name__)  # noqa: TRY400  # its text quotes values
         return
     if run.fin is not None or _is_of_another(run.lease, wid, delivery):
         return

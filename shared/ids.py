@@ -6,6 +6,8 @@ import time
 
 _CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_WID = re.compile(r"[a-z0-9-]+")
+_WID_CHARS = 40
 _RID = re.compile(r"[0-7][0-9a-hjkmnp-tv-z]{25}")
 
 
@@ -28,6 +30,11 @@ def is_rid(text: str) -> bool:
 def is_subject_token(text: str) -> bool:
     """Whether `text` may be one token of a subject: nothing from outside enters a subject unchecked."""
     return _TOKEN.fullmatch(text) is not None
+
+
+def is_wid(text: str) -> bool:
+    """Whether `text` has the form of a worker id."""
+    return len(text) <= _WID_CHARS and _WID.fullmatch(text) is not None
 
 
 def stage_of(wid: str) -> str:

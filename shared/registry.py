@@ -14,6 +14,7 @@ import structlog
 from headrace.shared import subjects
 from headrace.shared.bus import Bus, Record, Subscription
 from headrace.shared.errors import BusError
+from headrace.shared.ids import is_wid
 from headrace.shared.messages import encode
 from headrace.shared.reports import ModelReport, State, WorkerReport
 
@@ -97,12 +98,12 @@ class Registry:
         """Re-read the whole registry. Whoever was heard of meanwhile is left alone: that news is younger."""
         before = dict(self._workers)
         records = await self._bus.read(subjects.WORKERS, "$KV.WORKERS.>")
-        alive = {subjects.rid_of(record.subject): record.data for record in records if _is_report(record)}
+        alive = {subjects.rid_of(record.subject): record for record in records if _is_report(record)}
         for wid in before.keys() | alive.keys():
             if self._workers.get(wid) is not before.get(wid):
                 continue
             if wid in alive:
-                self._put(wid, alive[wid])
+                self._put(alive[wid])
             else:
                 self._drop(wid)
 
@@ -122,15 +123,20 @@ class Registry:
     async def _on_update(self, record: Record) -> None:
         wid = subjects.rid_of(record.subject)
         if _is_report(record):
-            self._put(wid, record.data)
+            self._put(record)
         else:
             self._drop(wid, is_told=record.reason is None)
 
-    def _put(self, wid: str, data: bytes) -> None:
+    def _put(self, record: Record) -> None:
+        """Take an entry in; one that does not speak for its own key is nobody's."""
+        stage, wid = record.subject.split(".")[-2:]
         try:
-            report = _decoder.decode(data)
-        except msgspec.DecodeError as error:
-            log.warning("registry_entry_unreadable", wid=wid, reason=str(error))
+            report = _decoder.decode(record.data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            log.warning("registry_entry_unreadable", error=type(error).__name__)
+            return
+        if (report.stage, report.wid) != (stage, wid) or not is_wid(wid):
+            log.warning("registry_entry_misplaced", key_length=len(wid))
             return
         if report.state is State.READY:
             self._ready_at[report.stage] = self._clock()

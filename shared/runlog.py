@@ -8,6 +8,7 @@ import secrets
 from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 
 from headrace.shared import subjects
 from headrace.shared.bus import Bus, Expect, Record
@@ -24,6 +25,8 @@ from headrace.shared.records import (
     ReqRecord,
     TokRecord,
 )
+
+logger = structlog.get_logger()
 
 _TYPES: dict[str, type[msgspec.Struct]] = {
     "req": ReqRecord,
@@ -77,10 +80,22 @@ class RunLog:
         return bool(self.toks) and self.toks[-1][0] > self.lease_seq
 
     def add(self, record: Record) -> None:
-        """Fold one stored record in; raises msgspec.DecodeError on a foreign one."""
-        _, _, kind = subjects.run_parts(record.subject)
+        """Fold one stored record in.
+
+        A kind this version does not know is passed over. One that cannot be read is, too, but not unnoticed: a lease
+        can still be taken over, and missing tokens show as a gap.
+        """
         self.last_seq = max(self.last_seq, record.seq)
-        value = decode_record(kind, record.data)
+        kind = record.subject.rsplit(".", 1)[-1]
+        if kind not in _DECODERS:
+            return
+        if kind == "lease":
+            self.lease, self.lease_seq = None, record.seq
+        try:
+            value = decode_record(kind, record.data)
+        except msgspec.DecodeError as error:
+            logger.warning("record_unreadable", subject=record.subject, seq=record.seq, error=type(error).__name__)
+            return
         if isinstance(value, TokRecord):
             self.toks.append((record.seq, value))
         elif isinstance(value, LeaseRecord):
@@ -100,7 +115,10 @@ def decode_record(kind: str, data: bytes) -> msgspec.Struct:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise msgspec.DecodeError(f"unknown record kind {kind!r}")
-    return decoder.decode(data)
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 async def read_log(bus: Bus, ing: str, rid: str, *, after: int = 0) -> RunLog:

@@ -9,8 +9,9 @@ import msgspec
 
 from headrace.shared import checks
 from headrace.shared.checks import Check
-from headrace.shared.config import Config, load
+from headrace.shared.config import Config
 from headrace.shared.errors import ConfigError
+from headrace.shared.settings import load
 
 EXIT_CONFIG = 78
 _PLACE, _QUEUE, _CACHE, _MODELS = "place", "queue", "cache", "models"

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 
 from headrace.shared import catalogue
-from headrace.shared.config import load
+from headrace.shared.settings import load
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import sys
 import msgspec
 
 from headrace.shared import config as configuration
+from headrace.shared.settings import load
 
 EXIT_BAD_FLAG = 2
 _CREDENTIALS = re.compile(r"://[^@/\s]*@")
@@ -19,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if args.room not in (None, *configuration.ROOMS):
         print(f"headrace: unknown room {args.room!r} (rooms: {', '.join(configuration.ROOMS)})", file=sys.stderr)
         return EXIT_BAD_FLAG
-    effective = configuration.load(args.config, args.set)
+    effective = load(args.config, args.set)
     for room in [args.room] if args.room else configuration.ROOMS:
         print("\n".join([f"{room}:", *_lines(room, getattr(effective, room))]))
     return 0

@@ -86,13 +86,14 @@ class Reclaimer:
 
 def _returned(stage: str, record: Record) -> tuple[str, bytes]:
     """Subject and content with which an item returns; one that cannot be read is buried by whoever fetches it."""
+    rid = subjects.rid_of(record.subject)
     try:
         item = _decoder.decode(record.data)
     except (msgspec.DecodeError, RecursionError):
-        return subjects.place("int", subjects.rid_of(record.subject)), record.data
+        return subjects.place("int", rid), record.data
     request = item.request
     if stage == "decode":
         # Deaths of decode workers are told from the run log's leases; prefill holds none.
-        return subjects.place(request.cls, request.rid), record.data
+        return subjects.place(request.cls, rid), record.data
     deaths = {**item.deaths, stage: item.deaths.get(stage, 0) + 1}
-    return subjects.route(request.cls, request.rid), encode(msgspec.structs.replace(item, deaths=deaths))
+    return subjects.route(request.cls, rid), encode(msgspec.structs.replace(item, deaths=deaths))

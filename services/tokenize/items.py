@@ -14,7 +14,6 @@ from headrace.shared.bus import Bus, Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.deadletters import bury, decode_or_bury
 from headrace.shared.errors import Code, Failure, QueueFullError, RequestError
-from headrace.shared.ids import is_rid, is_subject_token
 from headrace.shared.messages import Accepted, Request, Tokenized, encode
 from headrace.shared.packing import num_packed
 from headrace.shared.records import FinRecord
@@ -24,7 +23,6 @@ from headrace.tokenize.handle import Rules, Served, tokenize
 log = structlog.get_logger()
 _decoder = msgspec.msgpack.Decoder(Accepted)
 
-_MISPLACED = Failure(code=Code.INVALID_REQUEST, message="request id, reply id or class do not fit the item's subject")
 _CANCELLED = Failure(code=Code.CANCELLED, message="the request was cancelled")
 _LATE = Failure(code=Code.QUEUE_TIMEOUT, message="the request waited too long to be tokenized")
 _POISON = Failure(code=Code.WORKER_CRASHED, message="the request was given up after several workers died tokenizing it")
@@ -66,10 +64,6 @@ class Tokenizing:
         """Hand one item on, or end its request; raises BusError, which leaves the item to redelivery."""
         item = await decode_or_bury(self._bus, self._wid, delivery, _decoder)
         if item is None:
-            return
-        if not _is_placed_right(item.request, delivery.subject):
-            await bury(self._bus, self._wid, delivery, _MISPLACED)
-            await self._bus.term(delivery, "misplaced")
             return
         with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="tokenize")):
             outcome = await self._refusal(delivery, item.request) or await self._tokenize(delivery, item)
@@ -140,8 +134,3 @@ def _log_bug(rid: str, error: Exception) -> None:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{frame.filename}:{frame.lineno}"
     log.error("tokenize_failed", request=rid, error=type(error).__name__, where=where)
-
-
-def _is_placed_right(request: Request, subject: str) -> bool:
-    """Nothing from outside enters a subject unchecked: ids and class must be well-formed and those of the item."""
-    return is_rid(request.rid) and is_subject_token(request.ing) and subject == subjects.tok(request.cls, request.rid)

@@ -17,10 +17,10 @@ import structlog
 from headrace.shared import checks, streams
 from headrace.shared.bus.nats import connect
 from headrace.shared.catalogue import resolve
-from headrace.shared.config import Config, dump
+from headrace.shared.config import Config, refuse_unavailable
 from headrace.shared.embedded.data_dir import config_file, locked
-from headrace.shared.engine.build import refuse_unavailable
 from headrace.shared.errors import ConfigError, ModelError
+from headrace.shared.settings import dump
 from headrace.shared.telemetry import log as logs
 from headrace.up.instance import Instance
 from headrace.up.launch import StageLauncher

@@ -7,6 +7,7 @@ cancelled future kills the client's reader without closing the connection.
 
 import asyncio
 import itertools
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -32,6 +33,9 @@ _CLOSE_S = 2.0
 _CONNECT_TRY_S = 2.0
 _PING_S = 3600.0
 """nats-py's own timeout of a ping: never reached, because cancelling a ping kills the reader."""
+
+_SUBJECT_CHARS = 1000
+_SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f.]+(\.[^\s\x00-\x1f\x7f.]+)*")
 
 log = structlog.get_logger()
 
@@ -92,6 +96,7 @@ class Link:
 
     async def send(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Write one message; while disconnected it is buffered and sent after the reconnect."""
+        _check_subject(subject)
         size = len(data) + header_bytes(headers)
         if size > self.max_payload:
             raise BusError(f"{subject}: message of {size} bytes exceeds the server's max_payload of {self.max_payload}")
@@ -162,6 +167,7 @@ class Link:
 
     async def listen(self, subject: str, on_frame: OnFrame, *, queue: str = "") -> Listening:
         """Subscribe. Frames are handled one after another."""
+        _check_subject(subject)
         listening = Listening(on_frame, self.spawn)
         try:
             listening.subscription = await self.client.subscribe(subject, queue=queue, cb=listening.on_message)
@@ -242,3 +248,9 @@ class Link:
         self._ready.set()
         for waiting in tuple(self._waiting.values()):
             waiting(None)
+
+
+def _check_subject(subject: str) -> None:
+    """The server closes the connection on a malformed command: one bad subject would cost everybody's work."""
+    if len(subject) > _SUBJECT_CHARS or not _SUBJECT.fullmatch(subject):
+        raise BusError(f"a subject of {len(subject)} characters is refused: {subject[:80]!r}")

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.shared.catalogue import ModelFiles
-from headrace.shared.config import Config
+from headrace.shared.config import Config, refuse_unavailable
 from headrace.shared.engine.driver import PacedEngine
 from headrace.shared.engine.scripted import ScriptedEngine
-from headrace.shared.errors import ConfigError
-
-_PROFILES_TO_COME = ("int4", "w8a8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +37,6 @@ def fair_threads(workers: Mapping[str, int], num_cores: int) -> int:
     """
     num_engines = sum(workers.get(stage, 1) for stage in ("prefill", "decode"))
     return max(1, num_cores // max(1, num_engines))
-
-
-def refuse_unavailable(config: Config) -> None:
-    """Raise ConfigError for what no engine of a real model offers yet; asked before anything is loaded or started."""
-    if config.engine.deterministic:
-        raise ConfigError("engine.deterministic=true is not available yet: no numeric form here is row-invariant")
-    for name, room in (("engine", config.engine), ("prefill", config.prefill), ("decode", config.decode)):
-        if room.profile in _PROFILES_TO_COME:
-            raise ConfigError(f"{name}.profile={room.profile} is not available yet; use auto, fp32 or bf16")
 
 
 def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "decode"]) -> BuiltEngine:

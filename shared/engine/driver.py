@@ -17,6 +17,8 @@ import structlog
 from headrace.shared.engine import Engine, Pressure, SequenceSpec, StepError, StepOutput
 from headrace.shared.telemetry import metrics
 
+_LONGEST_WAIT_S = 3600.0
+"""A script may ask for a pause of centuries, which no lock can wait for."""
 _STUCK_S = 30.0
 """A step that takes longer than this counts as wedged: the worker stops its heartbeats and loses its work."""
 _JOIN_S = 5.0
@@ -143,7 +145,7 @@ class EngineDriver:
         due = self._engine.next_due()
         if due is None:
             return self._commands.get()
-        return self._commands.get(timeout=max(0.0, due - time.monotonic()))
+        return self._commands.get(timeout=min(max(0.0, due - time.monotonic()), _LONGEST_WAIT_S))
 
     def _step(self) -> None:
         self._step_began = began = time.monotonic()

@@ -30,7 +30,7 @@ class Layer(NamedTuple):
 RULES: dict[str, Layer] = {
     # The contracts: plain data and names, imported by all, importing only each other.
     **{f"shared.{name}": Layer(CONTRACTS) for name in CONTRACTS.split()},
-    "shared.config": Layer(CONTRACTS, "yaml"),
+    "shared.settings": Layer(CONTRACTS, "yaml"),
     # The edges: one outside system each, independent of one another.
     "shared.bus": Layer(f"{CONTRACTS} bus", "nats"),
     "shared.cache": Layer(f"{CONTRACTS} cache", "redis"),
@@ -56,12 +56,12 @@ RULES: dict[str, Layer] = {
     "prefill": Layer(f"{PROCESS} engine serving blocks prefill"),
     "decode": Layer(f"{PROCESS} catalogue text engine serving blocks decode"),
     # Before the processes: pre-start checks and the servers that `up` brings along.
-    "shared.checks": Layer(f"{CONTRACTS} bus cache catalogue streams embedded", "redis"),
+    "shared.checks": Layer(f"{CONTRACTS} settings bus cache catalogue streams embedded", "redis"),
     "shared.embedded": Layer(f"{CONTRACTS} embedded"),
     # The command line and the supervisor start rooms by name, as processes, and import none.
-    "up": Layer(f"{PROCESS} cache catalogue checks embedded up"),
-    "cli": Layer(f"{CONTRACTS} bus catalogue streams checks cli", "rich"),
-    "__main__": Layer(f"{CONTRACTS} cli"),
+    "up": Layer(f"{PROCESS} settings cache catalogue checks embedded up"),
+    "cli": Layer(f"{CONTRACTS} settings bus catalogue streams checks cli", "rich"),
+    "__main__": Layer(f"{CONTRACTS} settings cli"),
     "": Layer(""),
     "shared": Layer(""),
 }

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from headrace.shared.config import load
 from headrace.shared.reports import STAGES
+from headrace.shared.settings import load
 
 ONE_SHOT = {"provision", "models"}
 SECONDS = {"s": 1, "m": 60}

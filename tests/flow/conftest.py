@@ -15,13 +15,14 @@ from headrace.router import service as router
 from headrace.shared import registry, runlog, streams, subjects
 from headrace.shared.bus import Record
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
-from headrace.shared.config import Config, load
+from headrace.shared.config import Config
 from headrace.shared.ids import new_rid, new_wid
 from headrace.shared.messages import Accepted, Conversation, Deadlines, Request, Sampling, Script, Text, Turn, encode
 from headrace.shared.packing import unpack_ids
 from headrace.shared.records import ReqRecord, TextEvent
 from headrace.shared.reports import State
 from headrace.shared.runlog import RunLog
+from headrace.shared.settings import load
 from headrace.shared.stage import Worker
 from headrace.tokenize import service as tokenize
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.shared import checks, config
+from headrace.shared import checks, settings
 from headrace.shared.checks import Check
 from headrace.shared.config import Cache, Nats
 from headrace.shared.embedded import data_dir as data_dirs
@@ -190,7 +190,7 @@ def test_a_taken_port_is_refused():
 
 def test_only_a_running_instance_has_a_configuration(instance_dir):
     file = data_dirs.config_file(instance_dir)
-    file.write_text(config.dump(config.load(None, ["nats.url=nats://here"], {})))
+    file.write_text(settings.dump(settings.load(None, ["nats.url=nats://here"], {})))
 
     assert checks.running_config(instance_dir) is None
     with data_dirs.locked(instance_dir):

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.shared import config as configuration
-from headrace.shared.config import Config, dump, load
+from headrace.shared.config import Config
 from headrace.shared.errors import ConfigError
+from headrace.shared.settings import dump, load
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
 """Items that could not be worked on: tried again for a while, then kept, and their request told."""
 
+import msgspec
 import pytest
 
 from headrace.shared import deadletters, runlog, streams, subjects
 from headrace.shared.bus import Bus, ConsumerSpec, Delivery
-from headrace.shared.deadletters import answer_failure, is_hopeless, retry_delay_s
+from headrace.shared.deadletters import answer_failure, decode_or_bury, is_hopeless, is_in_place, retry_delay_s
 from headrace.shared.errors import BusUnavailableError, Code
 from headrace.shared.ids import new_rid
-from headrace.shared.messages import encode
+from headrace.shared.messages import Accepted, Deadlines, Request, Text, encode
 from headrace.shared.packing import pack_ids
 from headrace.shared.records import ChoiceChunk, FinRecord, LeaseRecord, ReqRecord, TokRecord
 
@@ -170,3 +171,43 @@ async def test_an_item_is_kept_while_its_request_cannot_be_ended(bus: Bus, monke
         await fail(bus, BUG, 3)
 
     assert await bus.last(subjects.TOKQ, "work.tok.>") is not None
+
+
+def request(**fields: object) -> Request:
+    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=600)
+    return Request(**{"rid": new_rid(), "ing": ING, "model": "m", "deadlines": deadlines, **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ing": "a\r\nPUB x 1\r\ny"},
+        {"ing": "a.b"},
+        {"ing": ""},
+        {"ing": "*"},
+        {"ing": ">"},
+        {"ing": "x" * 5000},
+        {"rid": "y" * 10_000},
+        {"rid": "*"},
+        {"cls": "bat"},
+    ],
+    ids=str,
+)
+async def test_an_item_whose_ids_do_not_fit_its_subject_is_buried_unused(bus: Bus, fields: dict[str, object]) -> None:
+    rid = new_rid()
+    item = Accepted(request=request(**{"rid": rid, **fields}), prompt=Text(text="hi"))
+    await bus.publish(subjects.tok("int", rid), encode(item))
+    decoder = msgspec.msgpack.Decoder(Accepted)
+
+    assert await decode_or_bury(bus, WID, await take(bus), decoder) is None
+
+    assert await bus.read(subjects.TOKQ, "work.>") == []
+    assert len(await bus.read(subjects.DLQ, "dlq.>")) == 1
+    assert await bus.read(subjects.RUN, "run.>") == []
+
+
+@pytest.mark.parametrize("queue", ["tok.int", "route.int", "place.int", "pre.prefill-1", "dec.decode-1"])
+def test_an_item_in_its_place_is_used(queue: str) -> None:
+    wanted = request()
+
+    assert is_in_place(wanted, f"work.{queue}.{wanted.rid}")

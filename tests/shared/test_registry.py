@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from headrace.shared.bus import Bus
+from headrace.shared.messages import encode
 from headrace.shared.registry import Heartbeat, Registry, forget
 from headrace.shared.reports import ModelReport, State, WorkerReport
 
@@ -134,9 +135,21 @@ async def test_touch_sends_a_change_at_once(bus: Bus, registry: Registry) -> Non
     await asyncio.gather(beating, return_exceptions=True)
 
 
-async def test_an_unreadable_entry_hurts_nobody(bus: Bus, registry: Registry) -> None:
+FORGED = {
+    "garbage": ("decode.decode-9", b"\xc1garbage"),
+    "nested": ("decode.decode-9", b"\x91" * 5000),
+    "another worker's name": ("decode.decode-9", encode(WorkerReport(stage="decode", wid="decode-1"))),
+    "another stage": ("router.decode-9", encode(WorkerReport(stage="decode", wid="decode-9"))),
+    "a long name": ("decode." + "x" * 300, encode(WorkerReport(stage="decode", wid="x" * 300))),
+    "an odd name": ("decode.A_B", encode(WorkerReport(stage="decode", wid="A_B"))),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_an_entry_that_does_not_speak_for_its_key_hurts_nobody(bus: Bus, registry: Registry, forged: str) -> None:
     watch = Watch(registry)
-    await bus.publish("$KV.WORKERS.decode.decode-9", b"\xc1garbage")
+    key, data = FORGED[forged]
+    await bus.publish(f"$KV.WORKERS.{key}", data)
     await beat(bus, report())
 
     assert (await watch.next())[0] == "decode-1"

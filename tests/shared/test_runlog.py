@@ -87,3 +87,23 @@ async def test_releasing_after_new_tokens_clears_what_happened_before(bus: Bus) 
         newest = (await runlog.read_log(bus, "i", rid)).lease
         assert newest is not None
         assert (newest.released, newest.attempt) == (True, attempt)
+
+
+@pytest.mark.parametrize("garbage", [b"\xc1", b"\x91" * 100_000, b"", b"\x81\xa3wid\x01"])
+async def test_a_lease_that_cannot_be_read_can_be_taken_over(bus: Bus, garbage: bytes) -> None:
+    seq = await bus.publish(subjects.run("i", "r", "lease"), garbage)
+    log = await runlog.read_log(bus, "i", "r")
+    assert (log.lease, log.lease_seq) == (None, seq)
+
+    lease = await runlog.take_lease(bus, "i", "r", "a", attempt=1, expected_seq=log.lease_seq)
+
+    assert await runlog.finish(bus, lease, FinRecord())
+
+
+async def test_records_of_kinds_to_come_are_passed_over(bus: Bus) -> None:
+    await bus.publish(subjects.run("i", "r", "note"), b"from a later version")
+    await bus.publish("run.i.r.note.more", b"deeper")
+    lease = await runlog.take_lease(bus, "i", "r", "a", attempt=1)
+    await runlog.append(bus, lease, tok(0, 1))
+
+    assert len((await runlog.read_log(bus, "i", "r")).toks) == 1

@@ -7,11 +7,11 @@ import pytest
 
 from headrace.shared import serving
 from headrace.shared.cache.memory import MemoryStore
-from headrace.shared.config import load
 from headrace.shared.engine import SequenceSpec
 from headrace.shared.errors import ConfigError, ModelError
 from headrace.shared.messages import Deadlines, Request
 from headrace.shared.serving import EngineFailedError, open_models
+from headrace.shared.settings import load
 
 CONFIG = load(sets=["model.names=scripted", "cache.url=off"], environ={})
 PROMPT = list(range(40))

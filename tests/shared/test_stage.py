@@ -6,9 +6,9 @@ import pytest
 
 from headrace.shared import streams, subjects
 from headrace.shared.bus import Bus, ConsumerSpec, Delivery
-from headrace.shared.config import load
 from headrace.shared.registry import Registry
 from headrace.shared.reports import State
+from headrace.shared.settings import load
 from headrace.shared.slots import Puller, Slots
 from headrace.shared.stage import Source, Worker, _run_main
 

@@ -14,13 +14,14 @@ from headrace.shared import registry, runlog, streams, subjects
 from headrace.shared.bus import Record
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
 from headrace.shared.catalogue import ModelFiles
-from headrace.shared.config import Config, load
+from headrace.shared.config import Config
 from headrace.shared.ids import new_rid, new_wid
 from headrace.shared.messages import Deadlines, Request, Sampling, Script, ScriptStep, Tokenized, encode
 from headrace.shared.packing import pack_ids, unpack_ids
 from headrace.shared.records import EndEvent, FinRecord, ReqRecord, TextEvent
 from headrace.shared.reports import State, WorkerReport
 from headrace.shared.runlog import Lease, RunLog
+from headrace.shared.settings import load
 from headrace.shared.stage import Worker
 from headrace.shared.text.model import load_text_model
 from headrace.shared.text.pipeline import TextPipeline

@@ -17,7 +17,6 @@ from headrace.ingress.app import build_runner
 from headrace.ingress.front import Front
 from headrace.shared import runlog, streams, subjects
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
-from headrace.shared.config import load
 from headrace.shared.errors import Failure
 from headrace.shared.messages import Accepted, encode
 from headrace.shared.packing import pack_ids
@@ -33,6 +32,7 @@ from headrace.shared.records import (
 )
 from headrace.shared.registry import Registry
 from headrace.shared.reports import ModelReport, State, WorkerReport
+from headrace.shared.settings import load
 
 MODELS = (
     ModelReport(name="scripted", revision="rev-scripted", max_tokens=8192, created=1_700_000_000),

@@ -4,9 +4,9 @@ import pytest
 
 from headrace.ingress.models import ServedModels
 from headrace.shared import subjects
-from headrace.shared.config import load
 from headrace.shared.messages import encode
 from headrace.shared.reports import ModelReport, State, WorkerReport
+from headrace.shared.settings import load
 
 M, N = ModelReport(name="m"), ModelReport(name="n")
 

@@ -9,9 +9,9 @@ import pytest
 from headrace.ingress import service
 from headrace.shared import streams
 from headrace.shared.bus.memory import MemoryServer
-from headrace.shared.config import load
 from headrace.shared.errors import ConfigError
 from headrace.shared.reports import State
+from headrace.shared.settings import load
 from headrace.shared.stage import Worker
 
 

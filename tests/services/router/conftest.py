@@ -13,12 +13,12 @@ from headrace.shared import runlog, streams, subjects
 from headrace.shared.bus import Bus, Delivery
 from headrace.shared.bus.memory import MemoryBus, MemoryServer
 from headrace.shared.cancels import Cancels
-from headrace.shared.config import load
 from headrace.shared.ids import new_rid
 from headrace.shared.messages import Deadlines, Request, Tokenized, encode
 from headrace.shared.packing import pack_ids
 from headrace.shared.registry import Registry, forget
 from headrace.shared.reports import ModelReport, State, WorkerReport
+from headrace.shared.settings import load
 
 ING = "ingress-test"
 

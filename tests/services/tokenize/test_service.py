@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from headrace.shared import subjects
-from headrace.shared.config import load
 from headrace.shared.errors import ModelError
 from headrace.shared.messages import Text, encode
 from headrace.shared.reports import State
+from headrace.shared.settings import load
 from headrace.shared.stage import Worker
 from headrace.tokenize.service import serve
 

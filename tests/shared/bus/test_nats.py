@@ -134,6 +134,18 @@ async def test_cancelled_fetches_leave_no_pull_and_no_subscription(nats_server_b
     assert len(bus._link.client._subs) == 2
 
 
+@pytest.mark.parametrize("subject", ["q.a b", "q.a\r\nPUB q.b 1\r\nx", "q..a", "q.", ".q", "", "q." + "x" * 5000])
+async def test_a_malformed_subject_is_refused_here_and_costs_no_connection(
+    nats_server_bus: NatsBus, subject: str
+) -> None:
+    for verb in (nats_server_bus.publish(subject, b""), nats_server_bus.emit(subject, b"")):
+        with pytest.raises(BusError):
+            await verb
+
+    await nats_server_bus.publish("q.fine", b"")
+    assert not nats_server_bus.closed.is_set()
+
+
 async def test_idle_and_refused_fetch_loops_stay_cool(nats_server_bus: NatsBus) -> None:
     bus = nats_server_bus
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.shared.catalogue import ModelFiles
-from headrace.shared.config import load
 from headrace.shared.engine.build import build_engine, fair_threads
 from headrace.shared.errors import ConfigError
+from headrace.shared.settings import load
 
 SCRIPTED = ModelFiles(name="scripted", kind="scripted", path=Path(), fingerprint="f" * 64)
 
@@ -47,7 +47,7 @@ def test_a_worker_that_serves_only_the_scripted_model_never_loads_torch():
 import sys
 from pathlib import Path
 from headrace.shared.catalogue import ModelFiles
-from headrace.shared.config import load
+from headrace.shared.settings import load
 from headrace.shared.engine.build import build_engine
 build_engine(ModelFiles(name="scripted", kind="scripted", path=Path(), fingerprint="0"), load(environ={}), "decode")
 sys.exit("torch" in sys.modules)

@@ -258,3 +258,14 @@ async def test_a_stopped_driver_has_no_thread(drive):
 
     assert not driver._thread.is_alive()
     assert not driver.is_alive()
+
+
+async def test_a_pause_of_centuries_does_not_break_the_engine(drive: Callable[[ScriptedEngine], EngineDriver]) -> None:
+    driver = drive(ScriptedEngine())
+    patient, quick = Sink(), Sink()
+    await driver.add(spec("patient", script=script(ScriptStep(pause_ms=10**15))), patient)
+    await driver.add(spec("quick"), quick)
+
+    await asyncio.wait_for(quick.ended.wait(), 5)
+    assert driver.is_alive()
+    assert not driver.failed.is_set()
