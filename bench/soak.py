@@ -81,7 +81,7 @@ class Client:
 
     async def _streamed(self) -> tuple[str | None, Any]:
         finish_reason = usage = None
-        options = {"stream": True, "stream_options": {"include_usage": True}}
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         async with await self._api.chat.completions.create(**self._body(), **options) as stream:
             async for chunk in stream:
                 usage = chunk.usage or usage
@@ -220,9 +220,11 @@ async def load(args: argparse.Namespace, processes: Processes) -> tuple[Tally, d
     """Run all clients for the asked time."""
     tally, began = Tally(), time.monotonic()
     until = began + args.minutes * 60
-    clients = [Client(args, number, tally).run(until) for number in range(args.clients)]
-    samples, *_ = await asyncio.gather(sample(processes, began, until), *clients)
-    return tally, samples
+    async with asyncio.TaskGroup() as group:
+        sampling = group.create_task(sample(processes, began, until))
+        for number in range(args.clients):
+            group.create_task(Client(args, number, tally).run(until))
+    return tally, sampling.result()
 
 
 def idle_cpu(processes: Processes, seconds: float) -> dict[str, Any]:

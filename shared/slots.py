@@ -17,7 +17,6 @@ from headrace.shared.errors import BusError, MissingError
 _FETCH_S = 1.0
 """Longest wait of one fetch: bounds the delay when the server forgot a pull."""
 _MISSING_S = 0.2
-_DISABLED_S = 0.1
 _TICK_S = 0.5
 
 log = structlog.get_logger()
@@ -96,14 +95,15 @@ class Puller:
         batch: int = 1,
         renew_s: float,
         enabled: Callable[[], bool] = lambda: True,
+        look_s: float = 0.1,
     ) -> None:
-        """Pull one consumer until stopped. While `enabled` is False it does not fetch.
+        """Pull one consumer until stopped. While `enabled` is False it does not fetch and asks again every `look_s`.
 
         The ack timer of a held item is renewed every `renew_s`, at most a third of the consumer's ack wait.
         """
         while not self._stop.is_set():
             if not enabled():
-                await self._pause(_DISABLED_S)
+                await self._pause(look_s)
                 continue
             taken = await self._take(batch)
             if not taken:

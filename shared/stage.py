@@ -37,6 +37,10 @@ _RENEW_S = {subjects.TOKQ: 1.5, subjects.RTEQ: 0.5, subjects.PREQ: 3.0, subjects
 Main = Callable[["Worker"], Awaitable[None]]
 
 
+UNROUTED_LOOK_S = 0.5
+"""How often workers look whether the router is gone: rarely, for it would be most of what they do while idle."""
+
+
 class Source(msgspec.Struct, frozen=True):
     """One consumer a stage pulls, with the handler of its items."""
 
@@ -45,6 +49,8 @@ class Source(msgspec.Struct, frozen=True):
     handle: Callable[[Delivery], Awaitable[None]]
     enabled: Callable[[], bool] = lambda: True
     """While False the consumer is left alone."""
+    look_s: float = 0.1
+    """How often a consumer that is left alone is looked at again."""
 
     @property
     def renew_s(self) -> float:
@@ -117,7 +123,14 @@ class Worker:
             age.observe(max(0.0, time.time() - delivery.time_s))
             await source.handle(delivery)
 
-        await puller.run(source.stream, source.consumer, handle, renew_s=source.renew_s, enabled=source.enabled)
+        await puller.run(
+            source.stream,
+            source.consumer,
+            handle,
+            renew_s=source.renew_s,
+            enabled=source.enabled,
+            look_s=source.look_s,
+        )
 
     def _current(self) -> WorkerReport | None:
         if not self.is_alive():

@@ -23,7 +23,7 @@ from headrace.shared.records import FinRecord
 from headrace.shared.reports import State
 from headrace.shared.serving import Models, open_models
 from headrace.shared.slots import Slots
-from headrace.shared.stage import Source, Worker, run_stage
+from headrace.shared.stage import UNROUTED_LOOK_S, Source, Worker, run_stage
 from headrace.shared.telemetry import metrics
 from headrace.shared.text.model import TextModel, load_text_model
 
@@ -101,8 +101,8 @@ class _Decode:
         unrouted = self._worker.is_unrouted
         return [
             Source(subjects.DECQ, own, self.handle),
-            Source(subjects.RTEQ, "place-int", self.handle, unrouted),
-            Source(subjects.RTEQ, "place-bat", self.handle, unrouted),
+            Source(subjects.RTEQ, "place-int", self.handle, unrouted, look_s=UNROUTED_LOOK_S),
+            Source(subjects.RTEQ, "place-bat", self.handle, unrouted, look_s=UNROUTED_LOOK_S),
         ]
 
     def tokens_left(self) -> int:

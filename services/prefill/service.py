@@ -18,7 +18,7 @@ from headrace.shared.packing import num_packed
 from headrace.shared.reports import State
 from headrace.shared.serving import Models, open_models
 from headrace.shared.slots import Slots
-from headrace.shared.stage import Source, Worker, run_stage
+from headrace.shared.stage import UNROUTED_LOOK_S, Source, Worker, run_stage
 from headrace.shared.telemetry import metrics
 
 log = structlog.get_logger()
@@ -76,10 +76,11 @@ class _Prefill:
     def sources(self) -> list[Source]:
         """The consumers this worker pulls."""
         own = subjects.worker_consumer("prefill", self._worker.wid)
+        unrouted = self._worker.is_unrouted
         return [
             Source(subjects.PREQ, own, self.handle),
-            Source(subjects.RTEQ, "route-int", self.handle, self._worker.is_unrouted),
-            Source(subjects.RTEQ, "route-bat", self.handle, self._worker.is_unrouted),
+            Source(subjects.RTEQ, "route-int", self.handle, unrouted, look_s=UNROUTED_LOOK_S),
+            Source(subjects.RTEQ, "route-bat", self.handle, unrouted, look_s=UNROUTED_LOOK_S),
         ]
 
     def queued_tokens(self) -> int:

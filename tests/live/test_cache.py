@@ -71,7 +71,7 @@ def ask(instance: Any, salt: str, prompt: str | list[int] = PROMPT, num_new: int
 
 def ask_borders(instance: Any, salt: str, prompt_ids: list[int]) -> dict[int, Answer]:
     """Prompts of each length in `BORDERS`, none of which finds blocks of another."""
-    return {num: ask(instance, f"{salt}, {num} tokens", prompt_ids[:num], NUM_NEW // 2) for num in BORDERS}
+    return {num: ask(instance, f"{salt}, {num} tokens", prompt_ids[:num], NUM_NEW // 3) for num in BORDERS}
 
 
 class Store:

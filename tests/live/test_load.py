@@ -67,7 +67,7 @@ def test_many_clients_of_the_scripted_model(up: Up, tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_many_clients_of_a_real_model(up: Up, tmp_path: Path) -> None:
-    """With room for fewer blocks than it makes, so that memory for them is all in use before half-time."""
+    """With room for fewer blocks than it makes, so that the store is full before half-time."""
     small = ("--set", f"engine.kv_bytes={160 << 20}", "--set", f"cache.max_bytes={64 << 20}")
     with up(tmp_path, "--model", MODEL, *small) as instance:
         found = soak(instance, "--model", MODEL, "--minutes", "0.75", "--idle-s", "5")
