@@ -152,7 +152,10 @@ class Run:
             self._writer.feed(output.tokens, output.cause)
 
     def _announce(self, num_cached: int) -> None:
-        cached = num_cached if self._item.cached is None else self._item.cached
+        size = self._served.driver.block_tokens
+        # The block that holds the last prompt token is computed here whatever the cache has: its logits are needed.
+        most = (len(self._ids) - 1) // size * size
+        cached = min(most, num_cached if self._item.cached is None else self._item.cached)
         self._prompt = PromptUsage(prompt_tokens=len(self._ids), cached_tokens=cached)
         metrics.KV_HIT_TOKENS_TOTAL.inc(cached)
         wants_ids = self._item.request.return_token_ids

@@ -1,6 +1,7 @@
 """Requests through tokenize, router, prefill and decode, with workers that die, drain and come back."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 
 from headrace.shared import runlog, subjects
 from headrace.shared.errors import Code
-from headrace.shared.messages import Deadlines, Sampling, Script, ScriptStep
-from headrace.shared.records import CancelRecord, ChoiceEnd
+from headrace.shared.ids import new_rid
+from headrace.shared.messages import Deadlines, Request, Sampling, Script, ScriptStep, Tokenized, encode
+from headrace.shared.packing import pack_ids
+from headrace.shared.records import CancelRecord, ChoiceEnd, PromptUsage
 from headrace.shared.runlog import RunLog
 
 Read = tuple[Callable[[RunLog], str], Callable[[RunLog], list[int]]]
@@ -244,3 +247,21 @@ async def test_without_a_router_a_draining_worker_gives_its_request_back(plant: 
     await plant.start("decode")
 
     assert read[0](await plant.ended(rid)) == text(8)
+
+
+async def test_cached_tokens_never_include_the_block_that_is_always_computed(plant: Any) -> None:
+    await plant.start("router", "decode")
+    rid = new_rid()
+    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=60)
+    request = Request(rid=rid, ing=ING, model="scripted", deadlines=deadlines, max_new=1)
+    item = Tokenized(
+        request=request,
+        prompt_ids=pack_ids([120] * 64),
+        accepted_ms=time.time_ns() // 1_000_000,
+        prefilled=64,
+        cached=64,
+    )
+    await plant.bus.publish(subjects.place("int", rid), encode(item))
+    log = await plant.ended(rid)
+
+    assert log.fin.prompt == PromptUsage(prompt_tokens=64, cached_tokens=48)
