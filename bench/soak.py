@@ -149,8 +149,9 @@ def _stat(pid: int) -> list[str]:
 def _program(pid: int) -> str:
     with contextlib.suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace").split("\0")
-        if "headrace" in command:
-            return command[command.index("headrace") + 1]
+        names = [Path(word).name for word in command]
+        if "headrace" in names:
+            return command[names.index("headrace") + 1]
         modules = [word.rpartition(".")[2] for word in command if word.startswith("headrace.")]
         return modules[0] if modules else Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
     return "gone"
