@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
-import structlog
 from aiohttp import web
 
 from headrace.ingress.account import Account
@@ -20,16 +19,12 @@ from headrace.ingress.protocols import Adapter, Head, Parsed, Terms
 from headrace.ingress.relay import Relay
 from headrace.ingress.stream import EventStream, read_timeout
 from headrace.shared import messages
-from headrace.shared.errors import Code
 from headrace.shared.messages import Accepted, Deadlines
 from headrace.shared.records import ReqRecord
 from headrace.shared.reports import ModelReport
 
 _ANSWER_MARGIN_S = 5.0
 """A plain answer must leave this long before its client gives up."""
-_PROMPT_CODES = {Code.INVALID_PROMPT, Code.CONTEXT_LENGTH}
-
-log = structlog.get_logger()
 
 
 class Generation:
