@@ -52,11 +52,12 @@ USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["tokenize"]
 
+# ziglang compiles the kernels for the processor the container meets.
 FROM base AS engine
 ARG PIP_EXTRA_INDEX_URL=
 RUN --mount=type=cache,target=/var/.cache/pip \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
-    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[text,cache,engine]"
+    pip install --cache-dir /var/.cache/pip "$(echo /dist/*.whl)[text,cache,engine]" ziglang==0.17.1
 USER 10001
 ENTRYPOINT ["headrace"]
 CMD ["decode"]

@@ -16,13 +16,15 @@ MODEL := smollm2-135m-instruct
 TEST_MODELS := $(MODEL) gemma3-270m
 FIND_PYTHON := for python in python3 python3.11 python3.12 python3.13; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done
+# Compiles the kernels where the machine has no C compiler of its own.
+COMPILER := ziglang==0.17.1
 PYTHON ?= $(shell $(FIND_PYTHON))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # services/tokenize has the name of a standard module: the current folder must never enter sys.path.
 export PYTHONSAFEPATH := 1
 
-.PHONY: help install up test check types
+.PHONY: help install up test check types bench soak
 
 help: ## List the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,16 +50,32 @@ types: $(VENV)/.stamp-check ## Check types over build/types, where the folders s
 	@ln -s $(CURDIR)/services/* $(CURDIR)/shared $(TYPES)/headrace/
 	@MYPYPATH=$(TYPES) $(BIN)/mypy --python-executable $(BIN)/python -p headrace
 
-# Each set of extras contains the one before it.
+# ONLY=throughput,prefix QUICK=1 RUNS=3 PEERS=vllm,llamacpp PEERS_DIR=folder SOAK=20; docs/performance.md explains them.
+BENCH_ARGS = $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(RUNS),--runs $(RUNS)) $(if $(PEERS),--peers $(PEERS)) \
+	$(if $(PEERS_DIR),--peers-dir $(PEERS_DIR)) $(if $(SOAK),--soak $(SOAK))
+
+bench: $(VENV)/.stamp-bench ## Measure on this machine, beside the peers that are installed, into build/bench
+	@$(BIN)/headrace models pull $(MODEL)
+	@BENCH_COMMAND='$(strip make bench $(MAKEOVERRIDES))' $(BIN)/python bench $(strip $(BENCH_ARGS) $(ARGS))
+
+soak: $(VENV)/.stamp-bench ## Load an instance for MINUTES=20 and watch its memory, into build/soak.json
+	@$(BIN)/headrace models pull $(MODEL)
+	@BENCH_COMMAND='$(strip make soak $(MAKEOVERRIDES))' $(BIN)/python bench --only '' --soak $(or $(MINUTES),20)
+
+# Each set of extras contains the one before it; that of the benchmark is a branch of its own.
 $(VENV)/.stamp-all: EXTRAS := all
 $(VENV)/.stamp-test: EXTRAS := all,test
 $(VENV)/.stamp-check: EXTRAS := all,test,check
+$(VENV)/.stamp-bench: EXTRAS := all,bench
 $(VENV)/.stamp-test: $(VENV)/.stamp-all
 $(VENV)/.stamp-check: $(VENV)/.stamp-test
+$(VENV)/.stamp-bench: $(VENV)/.stamp-all
 
 $(VENV)/.stamp-%: pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'headrace needs Python 3.11 or newer (set PYTHON=/path/to/python3)' >&2; exit 1; }
 	@echo "installing headrace[$(EXTRAS)] into $(VENV) (PyTorch makes the first time take some minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --editable '.[$(EXTRAS)]'
+	@command -v cc >/dev/null || command -v gcc >/dev/null || $(PIP) install $(COMPILER)
+	@$(BIN)/python -m headrace.shared.kernels.build
 	@touch $@

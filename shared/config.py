@@ -19,7 +19,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 Profile = Literal["auto", "fp32", "bf16", "int4", "w8a8"]
-_PROFILES_TO_COME = ("int4", "w8a8")
+_ROW_INVARIANT = (None, "auto", "w8a8")
 
 
 def _default_data_dir() -> str:
@@ -135,7 +135,7 @@ class Engine(Room, frozen=True):
     step_tokens: Count = 256
     """Most tokens computed in one step, prompt chunks and generated rows together."""
     threads: int = 0
-    """Compute threads of one worker; 0 divides the cores between the engines."""
+    """Compute threads of one worker; 0 divides the cores between the engines that are busy."""
 
     def __post_init__(self) -> None:
         if self.kv_bytes < 0 or self.threads < 0:
@@ -175,8 +175,8 @@ class Tokenize(Room, frozen=True):
 class Router(Room, frozen=True):
     """The router stage."""
 
-    direct_tokens: int = 48
-    """Prompts with fewer uncached tokens skip the prefill stage."""
+    direct_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Prompts with fewer tokens skip the prefill stage; 0 compares the measured time of both ways for each prompt."""
     sweep_s: Positive = 5.0
     """How often items of dead workers are looked for."""
 
@@ -207,7 +207,7 @@ class Timeouts(Room, frozen=True):
     """The clocks of one request, seconds."""
 
     connect_s: Positive = 5.0
-    """Client to ingress."""
+    """From a client's connection to the end of its first request's head; a slower or silent one is cut off."""
     queue_s: Positive = 30.0
     """From acceptance until a decode worker takes the request."""
     first_token_s: Positive = 60.0
@@ -272,9 +272,9 @@ def room_type(room: str) -> type[Room]:
 
 
 def refuse_unavailable(config: Config) -> None:
-    """Raise ConfigError for what no engine of a real model offers yet; asked before anything is loaded or started."""
-    if config.engine.deterministic:
-        raise ConfigError("engine.deterministic=true is not available yet: no numeric form here is row-invariant")
+    """Raise ConfigError for what no engine of a real model offers; asked before anything is loaded or started."""
     for name, room in (("engine", config.engine), ("prefill", config.prefill), ("decode", config.decode)):
-        if room.profile in _PROFILES_TO_COME:
-            raise ConfigError(f"{name}.profile={room.profile} is not available yet; use auto, fp32 or bf16")
+        if config.engine.deterministic and room.profile not in _ROW_INVARIANT:
+            raise ConfigError(
+                f"{name}.profile={room.profile} is not row-invariant; engine.deterministic=true takes auto or w8a8"
+            )

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from headrace.shared.catalogue import ModelFiles
 from headrace.shared.config import Config, refuse_unavailable
 from headrace.shared.engine.driver import PacedEngine
 from headrace.shared.engine.scripted import ScriptedEngine
+from headrace.shared.kernels.cores import Cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,22 @@ def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "de
     import torch
 
     from headrace.shared.engine.engine import TorchEngine, default_kv_bytes
-    from headrace.shared.model.load import load_model
+    from headrace.shared.model.load import Terms, load_model
 
     refuse_unavailable(config)
-    torch.set_num_threads(config.engine.threads or fair_threads(config.up.workers, len(os.sched_getaffinity(0))))
+    num_cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.engine.threads or fair_threads(config.up.workers, num_cores))
     room = config.prefill if role == "prefill" else config.decode
-    device = config.engine.device
     loaded = load_model(
         files,
-        profile=room.profile or config.engine.profile,
-        device=device,
-        max_context=config.model.max_context,
+        Terms(
+            profile=room.profile or config.engine.profile,
+            device=config.engine.device,
+            max_context=config.model.max_context,
+            deterministic=config.engine.deterministic,
+            block_tokens=config.engine.block_tokens,
+            cores=_cores(config, num_cores),
+        ),
     )
     engine = TorchEngine(
         loaded,
@@ -70,3 +77,11 @@ def _build_torch(files: ModelFiles, config: Config, role: Literal["prefill", "de
         fingerprint=loaded.fingerprint,
         kv_token_bytes=engine.kv_token_bytes,
     )
+
+
+def _cores(config: Config, num_cores: int) -> Cores:
+    """All cores, shared with the other engines of this instance; a number that was asked for is not shared."""
+    if config.engine.threads:
+        return Cores(config.engine.threads)
+    data_dir = Path(config.up.data_dir).expanduser()
+    return Cores(num_cores, data_dir / "cores" if data_dir.is_dir() else None)

@@ -43,7 +43,12 @@ class DecoderLayer(nn.Module):
         self.post_mlp_norm = _norm(config) if config.sandwich_norms else nn.Identity()
 
     def forward(
-        self, x: Tensor, angles: Angles, slots: Tensor, groups: tuple[AttentionGroup, ...], kv: tuple[Tensor, Tensor]
+        self,
+        x: Tensor,
+        angles: Angles | None,
+        slots: Tensor,
+        groups: tuple[AttentionGroup, ...],
+        kv: tuple[Tensor, Tensor],
     ) -> Tensor:
         """[T, hidden] fp32 → [T, hidden] fp32."""
         attended = self.attention(self.attention_norm(x), angles, slots, groups, kv)
@@ -64,9 +69,10 @@ class Decoder(nn.Module):
         self.head: nn.Module = Linear(config.hidden, {"head": config.vocab}, bias=False)
         if config.tie:
             self.head.weight = self.embed.weight
-        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        of_layers = [layer.rope and layer.rope.at(config.context) for layer in config.layers]
+        ropes = list(dict.fromkeys(rope for rope in of_layers if rope is not None))
         self.rotary = nn.ModuleList(Rotary(rope, config.head_dim) for rope in ropes)
-        self._rope_of_layer = [ropes.index(layer.rope) for layer in config.layers]
+        self.rope_of_layer = [None if rope is None else ropes.index(rope) for rope in of_layers]
 
     def forward(self, step: Step, cache: KVCache) -> Tensor:
         """Compute all rows, writing their keys and values to `cache`; logits [R, vocab] fp32 of the wanted rows."""
@@ -77,8 +83,9 @@ class Decoder(nn.Module):
 
         x = self.embed(step.ids)
         for index, layer in enumerate(self.layers):
-            window = config.layers[index].window
-            x = layer(x, angles[self._rope_of_layer[index]], step.slots, groups[window], cache.layer(index))
+            window, rope = config.layers[index].window, self.rope_of_layer[index]
+            turn = None if rope is None else angles[rope]
+            x = layer(x, turn, step.slots, groups[window], cache.layer(index))
         return self._logits(x.index_select(0, step.logit_rows))
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """From verified files to a decoder ready to run: read, fill, place on the device, give it its numeric form."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +11,13 @@ from torch import Tensor
 
 from headrace.shared.catalogue import ModelFiles
 from headrace.shared.errors import ConfigError, ModelError
+from headrace.shared.kernels.cores import ONE_CORE, Cores
 from headrace.shared.model.config import ModelConfig
 from headrace.shared.model.decoder import Decoder
-from headrace.shared.model.profile import choose_profile
+from headrace.shared.model.forms.choose import Wanted, choose_profile
 from headrace.shared.model.registry import family
+from headrace.shared.model.weights.affine import attach_affine
+from headrace.shared.model.weights.blocks import AffineRows
 from headrace.shared.model.weights.fill import fill
 from headrace.shared.model.weights.gguf import open_gguf
 from headrace.shared.model.weights.safetensors import read_config, read_tensors
@@ -26,7 +29,8 @@ log = structlog.get_logger()
 class LoadedModel:
     """A decoder and what its users must know of it."""
 
-    decoder: Decoder
+    decoder: Callable[..., Tensor]
+    """Computes a step: (batch, storage) → logits."""
     config: ModelConfig
     profile: str
     """The numeric form in effect, never `auto`."""
@@ -34,25 +38,57 @@ class LoadedModel:
     """Element type of the keys and values that go with this form."""
     device: torch.device
     fingerprint: str
-    """sha256 of the weights on disk."""
+    """sha256 of the weights on disk, marked where the same weights are computed with otherwise."""
 
 
-def load_model(files: ModelFiles, *, profile: str, device: str, max_context: int) -> LoadedModel:
-    """Load a model; `max_context` above 0 cuts its context.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a model is to be loaded."""
+
+    profile: str = "auto"
+    device: str = "auto"
+    max_context: int = 0
+    """Above 0: cut the context to so many tokens."""
+    deterministic: bool = False
+    """Demand a row-invariant form."""
+    block_tokens: int = 16
+    cores: Cores = ONE_CORE
+
+
+def load_model(files: ModelFiles, terms: Terms) -> LoadedModel:
+    """Load a model.
 
     Raises ModelError if the files are of a kind that cannot be served, ConfigError for a profile or device that is not
     available. The decoder needs no gradients: call it under `torch.inference_mode()`.
     """
-    place = _device(device)
-    form = choose_profile(profile, place)
-    decoder = _read(files)
+    place = _device(terms.device)
+    checkpoint = open_checkpoint(files)
+    config = checkpoint.config
+    if 0 < terms.max_context < config.context:
+        config = msgspec.structs.replace(config, context=terms.max_context)
+    form = choose_profile(
+        Wanted(
+            name=terms.profile,
+            device=place,
+            config=config,
+            has_4bit=checkpoint.has_4bit,
+            deterministic=terms.deterministic,
+            block_tokens=terms.block_tokens,
+            cores=terms.cores,
+        )
+    )
+    decoder = checkpoint.read(with_affine=form.wants_affine, config=config)
     decoder.to(place).eval()
-    form.apply(decoder)
-    config = decoder.config
-    if 0 < max_context < config.context:
-        config = decoder.config = msgspec.structs.replace(config, context=max_context)
+    compute = form.apply(decoder)
     log.info("model_loaded", model=files.name, profile=form.name, device=str(place), context=config.context)
-    return LoadedModel(decoder, config, form.name, form.kv_dtype, place, files.fingerprint)
+    fingerprint = files.fingerprint + ("+short" if _is_short(config) else "")
+    return LoadedModel(compute, config, form.name, form.kv_dtype, place, fingerprint)
+
+
+def _is_short(config: ModelConfig) -> bool:
+    """Whether the context was cut so far that other rotary factors hold, and with them other keys."""
+    ropes = [layer.rope for layer in config.layers if layer.rope is not None and layer.rope.long_divisors]
+    return any(rope.at(config.context).divisors == rope.divisors for rope in ropes)
 
 
 def _device(name: str) -> torch.device:
@@ -65,31 +101,57 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _read(files: ModelFiles) -> Decoder:
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights on disk whose configuration is known."""
+
+    config: ModelConfig
+    has_4bit: bool
+    """Whether some weight lies there as 4-bit integers."""
+    _read: Callable[[ModelConfig, bool], Decoder]
+
+    def read(self, *, with_affine: bool, config: ModelConfig | None = None) -> Decoder:
+        """The weights in fp32 on the CPU, in no numeric form yet; with quantised blocks' integers where asked for.
+
+        `config` is the checkpoint's own with its context cut, if it is cut. Raises ModelError.
+        """
+        return self._read(config or self.config, with_affine)
+
+
+def open_checkpoint(files: ModelFiles) -> Checkpoint:
+    """Look into a model's files without reading its weights. Raises ModelError."""
     if files.kind == "gguf":
-        return _read_gguf(files.path)
+        return _open_gguf(files.path)
     if files.kind == "hf":
-        return _read_hf(files.path)
+        return _open_hf(files.path)
     raise ModelError(f"model {files.name} has no weights to load")
 
 
-def _read_gguf(path: Path) -> Decoder:
+def _open_gguf(path: Path) -> Checkpoint:
     file = open_gguf(path)
     arch = family("gguf", file.metadata.get("general.architecture"))
     config = arch.config_from_gguf(file)
+    theirs = {ours: name for name in file.tensors if (ours := arch.gguf.ours(name)) is not None}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in file.items():
-            ours = arch.gguf.ours(name)
-            if ours is not None:
-                yield ours, arch.adapt_gguf(ours, tensor, config)
+        for ours, name in theirs.items():
+            yield ours, arch.adapt_gguf(ours, file.read(name), config)
 
-    decoder = Decoder(config)
-    fill(decoder, tensors(), path.name)
-    return decoder
+    def affine(ours: str) -> AffineRows | None:
+        rows = file.read_affine(theirs[ours]) if ours in theirs else None
+        return rows and rows.map(lambda tensor: arch.order_gguf(ours, tensor, config))
+
+    def read(config: ModelConfig, with_affine: bool) -> Decoder:
+        decoder = Decoder(config)
+        fill(decoder, tensors(), path.name)
+        if with_affine:
+            attach_affine(decoder, affine)
+        return decoder
+
+    return Checkpoint(config, file.has_4bit(), read)
 
 
-def _read_hf(folder: Path) -> Decoder:
+def _open_hf(folder: Path) -> Checkpoint:
     raw = read_config(folder)
     names = raw.get("architectures")
     arch = family("hf", names[0] if isinstance(names, list) and names else None)
@@ -104,6 +166,9 @@ def _read_hf(folder: Path) -> Decoder:
             if ours is not None and not (ours == "head.weight" and config.tie):
                 yield ours, tensor
 
-    decoder = Decoder(config)
-    fill(decoder, tensors(), str(folder))
-    return decoder
+    def read(config: ModelConfig, _: bool) -> Decoder:
+        decoder = Decoder(config)
+        fill(decoder, tensors(), str(folder))
+        return decoder
+
+    return Checkpoint(config, has_4bit=False, _read=read)

@@ -7,9 +7,18 @@ from headrace.shared.errors import ModelError
 from headrace.shared.model.archs.family import Family
 
 _ARCHS = "headrace.shared.model.archs"
-HF = {"LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3"}
+HF = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
+}
 """`architectures` of a config.json → module under `archs`."""
-GGUF = {"llama": "llama", "gemma3": "gemma3"}
+GGUF = {name: name for name in ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "smollm3")}
 """`general.architecture` of a GGUF file → module under `archs`."""
 
 

@@ -13,7 +13,7 @@ import pytest
 
 CONTRACTS = "errors ids messages packing records reports subjects config"
 PROCESS = f"{CONTRACTS} bus telemetry streams registry runlog slots stage cancels deadletters handover age attempts"
-INTEGERS = "engine.sequence engine.blocks engine.scheduler engine.scripted"
+INTEGERS = "engine.sequence engine.blocks engine.ledger engine.pace engine.scheduler engine.scripted"
 EVERYWHERE = {"msgspec", "structlog"}
 ROOMS = {"ingress", "tokenize", "router", "prefill", "decode", "up", "cli"}
 
@@ -41,12 +41,13 @@ RULES: dict[str, Layer] = {
     **{f"shared.{name}": Layer(PROCESS) for name in PROCESS.removeprefix(f"{CONTRACTS} bus telemetry ").split()},
     "shared.stage": Layer(PROCESS, "uvloop"),
     # The torch island: integers that decide, tensors that compute; neither queue nor text nor cache anywhere.
-    "shared.model": Layer("errors catalogue model", "torch numpy gguf safetensors"),
+    "shared.kernels": Layer("errors kernels", "torch"),
+    "shared.model": Layer("errors catalogue kernels model", "torch numpy gguf safetensors"),
     "shared.engine": Layer("errors messages packing records engine model", "torch numpy"),
     **{f"shared.{name}": Layer("errors messages packing records engine") for name in INTEGERS.split()},
     # Around the engine, in the processes that compute: its thread, its making, its blocks on their way to the cache.
     "shared.engine.driver": Layer("engine telemetry"),
-    "shared.engine.build": Layer("config errors catalogue engine model", "torch"),
+    "shared.engine.build": Layer("config errors catalogue engine kernels model", "torch"),
     "shared.blocks": Layer(f"{CONTRACTS} telemetry cache"),
     "shared.serving": Layer(f"{CONTRACTS} telemetry cache catalogue blocks engine"),
     # The rooms know what is shared and never each other. Only two of them compute, only one speaks HTTP.

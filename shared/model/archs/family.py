@@ -51,7 +51,9 @@ class Family:
     config_from_hf: Callable[[Mapping[str, object]], ModelConfig]
     config_from_gguf: Callable[[GGUFFile], ModelConfig]
     adapt_gguf: Callable[[str, Tensor, ModelConfig], Tensor] = lambda _name, tensor, _config: tensor
-    """Turn a GGUF tensor, given under our name, into our layout."""
+    """Turn a GGUF tensor, given under our name, into our layout and precision."""
+    order_gguf: Callable[[str, Tensor, ModelConfig], Tensor] = lambda _name, tensor, _config: tensor
+    """The layout alone: bring the rows of anything that belongs to a GGUF tensor into our order."""
 
 
 def parse(raw: Mapping[str, object], kind: type[S], source: str) -> S:

@@ -21,6 +21,8 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
+        self.attend = attend
+        """A numeric form may bring its own."""
         rows = {"q": self.heads * self.head_dim, "k": self.kv_heads * self.head_dim, "v": self.kv_heads * self.head_dim}
         self.qkv = Linear(config.hidden, rows, bias=config.qkv_bias)
         self.o = Linear(rows["q"], {"o": config.hidden}, bias=config.out_bias)
@@ -29,12 +31,21 @@ class Attention(nn.Module):
         )
 
     def forward(
-        self, x: Tensor, angles: Angles, slots: Tensor, groups: tuple[AttentionGroup, ...], kv: tuple[Tensor, Tensor]
+        self,
+        x: Tensor,
+        angles: Angles | None,
+        slots: Tensor,
+        groups: tuple[AttentionGroup, ...],
+        kv: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """[T, hidden] → [T, hidden]; writes the rows' keys and values to `slots` of `kv` first."""
+        """[T, hidden] → [T, hidden]; writes the rows' keys and values to `slots` of `kv` first.
+
+        Without `angles` nothing is rotated.
+        """
         keys, values = kv
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        qk = rotate(self.qk_norm(qkv[:, : -self.kv_heads]), angles).to(keys.dtype)
+        qk = self.qk_norm(qkv[:, : -self.kv_heads])
+        qk = (qk if angles is None else rotate(qk, angles)).to(keys.dtype)
         keys.index_copy_(0, slots, qk[:, self.heads :])
         values.index_copy_(0, slots, qkv[:, -self.kv_heads :].to(values.dtype))
         attended = [self._attend(qk[group.rows, : self.heads], keys, values, group) for group in groups]
@@ -49,7 +60,7 @@ class Attention(nn.Module):
         q = q.view(b, m, h, -1, d).transpose(1, 2).reshape(b, h, -1, d)  # [B, kv_heads, m * group, head_dim]
         k = keys.index_select(0, group.slots).view(b, -1, h, d).transpose(1, 2)  # [B, kv_heads, N, head_dim]
         v = values.index_select(0, group.slots).view(b, -1, h, d).transpose(1, 2)
-        out = attend(q, k, v, group.bias, self.scale, self.softcap)
+        out = self.attend(q, k, v, group.bias, self.scale, self.softcap)
         return out.view(b, h, m, -1, d).transpose(1, 2).reshape(b * m, -1)
 
 

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
 
+from headrace.shared.model.weights.blocks import AffineRows
+
 
 class Linear(nn.Module):
     """x · Wᵀ (+ b) over the concatenated rows of `parts`; computes in the type of its weight.
@@ -19,6 +21,8 @@ class Linear(nn.Module):
         rows = sum(parts.values())
         self.weight = nn.Parameter(torch.empty(rows, num_inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
+        self.affine: AffineRows | None = None
+        """The exact integers of the weight, where its file has them and the numeric form asked for them."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., num_inputs] → [..., rows], in the weight's type."""

@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
 
 from headrace.shared.model.config import Rope
@@ -17,18 +18,26 @@ class Angles(NamedTuple):
 
 
 class Rotary(nn.Module):
-    """One rotary embedding; layers that share it share the angles of a step."""
+    """One rotary embedding; layers that share it share the angles of a step.
+
+    Elements that do not turn have frequency 0, so that every head is turned whole.
+    """
 
     def __init__(self, rope: Rope, head_dim: int) -> None:
         super().__init__()
-        self.register_buffer("frequencies", frequencies(rope, head_dim), persistent=False)
+        turning = frequencies(rope, head_dim)
+        still = head_dim // 2 - len(turning)
+        amplitudes = torch.full_like(turning, rope.amplitude)
+        self.register_buffer("frequencies", F.pad(turning, (0, still)), persistent=False)
+        self.register_buffer("amplitudes", F.pad(amplitudes, (0, still), value=1.0), persistent=False)
 
     frequencies: Tensor
+    amplitudes: Tensor
 
     def forward(self, positions: Tensor) -> Angles:
         """[T] positions → the angles of every row."""
         angle = positions.float()[:, None, None] * self.frequencies  # [T, 1, head_dim / 2]
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = angle.cos() * self.amplitudes, angle.sin() * self.amplitudes
         return Angles(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
@@ -38,10 +47,10 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """[head_dim / 2] radians per position."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
-    if rope.divisors:
-        plain = plain / torch.tensor(rope.divisors)
+    """[rotary_dim / 2] radians per position."""
+    size = rope.rotary_dim or head_dim
+    waves = rope.theta ** (torch.arange(0, size, 2, dtype=torch.int64).float() / size)
+    plain = 1.0 / (waves * torch.tensor(rope.divisors) if rope.divisors else waves)
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "llama3":

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from headrace.shared.errors import ModelError
-from headrace.shared.model.weights.blocks import BLOCK_TYPES, decode
+from headrace.shared.model.weights.blocks import (
+    BLOCK_TYPES,
+    FOUR_BIT_TYPES,
+    AffineRows,
+    BlockType,
+    Bytes,
+    decode,
+    decode_affine,
+)
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -52,6 +60,24 @@ class GGUFFile:
 
     def read(self, name: str) -> Tensor:
         """The tensor `name` in fp32; raises ModelError if its encoding is unknown or the file ends too early."""
+        kind, raw = self._raw(name)
+        return torch.from_numpy(decode(kind, raw)).view(self.tensors[name].shape)
+
+    def read_affine(self, name: str) -> AffineRows | None:
+        """The integers of the matrix `name`, None if its encoding has none; raises ModelError as `read` does."""
+        kind, raw = self._raw(name)
+        return decode_affine(kind, raw, self.tensors[name].shape)
+
+    def has_4bit(self) -> bool:
+        """Whether some tensor is stored as 4-bit integers with a scale per 32."""
+        return any(entry.kind in FOUR_BIT_TYPES for entry in self.tensors.values())
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, one in memory at a time."""
+        for name in self.tensors:
+            yield name, self.read(name)
+
+    def _raw(self, name: str) -> tuple[BlockType, Bytes]:
         entry = self.tensors[name]
         kind = BLOCK_TYPES.get(entry.kind)
         if kind is None:
@@ -61,14 +87,7 @@ class GGUFFile:
         num_bytes = num_blocks * kind.num_bytes
         if rest or entry.offset + num_bytes > len(self.data):
             raise ModelError(f"{self.path}: tensor {name} does not fit: the file is cut short or corrupt")
-        raw = np.frombuffer(self.data, np.uint8, num_bytes, entry.offset)
-        values = decode(kind, raw)
-        return torch.from_numpy(values).view(entry.shape)
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, one in memory at a time."""
-        for name in self.tensors:
-            yield name, self.read(name)
+        return kind, np.frombuffer(self.data, np.uint8, num_bytes, entry.offset)
 
 
 def open_gguf(path: Path) -> GGUFFile:

@@ -16,7 +16,7 @@ from headrace.shared.engine.storage import KVStorage
 from headrace.shared.errors import ModelError
 from headrace.shared.model.config import LayerConfig, ModelConfig, Rope
 from headrace.shared.model.decoder import Decoder
-from headrace.shared.model.load import LoadedModel, load_model
+from headrace.shared.model.load import LoadedModel, Terms, load_model
 
 BLOCK_TOKENS = 4
 BLOCKS_PER_SEQUENCE = 12
@@ -94,6 +94,23 @@ HF_GEMMA3 = HF_LLAMA | {
     "final_logit_softcapping": 20.0,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
+}
+HF_FAMILIES = {
+    "llama": HF_LLAMA,
+    "qwen2": HF_LLAMA | {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 48},
+    "qwen3": HF_LLAMA | {"architectures": ["Qwen3ForCausalLM"]},
+    "gemma2": HF_LLAMA
+    | {
+        "architectures": ["Gemma2ForCausalLM"],
+        "sliding_window": 6,
+        "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 20.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3": HF_GEMMA3,
+    "phi3": HF_LLAMA | {"architectures": ["Phi3ForCausalLM"], "hidden_size": 48, "sliding_window": 6},
+    "smollm3": HF_LLAMA | {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 5},
 }
 
 
@@ -180,7 +197,7 @@ def hf_config() -> Callable[..., dict[str, object]]:
     """A `config.json` of one family with changes; None takes a key out."""
 
     def make(family: str, **changes: object) -> dict[str, object]:
-        fields = {"llama": HF_LLAMA, "gemma3": HF_GEMMA3}[family] | changes
+        fields = HF_FAMILIES[family] | changes
         return {key: value for key, value in fields.items() if value is not None}
 
     return make
@@ -215,14 +232,14 @@ def load_hf(tmp_path: Path) -> Callable[..., LoadedModel]:
 
     def make(*, profile: str = "fp32", device: str = "cpu", max_context: int = 0) -> LoadedModel:
         files = ModelFiles(name="tiny", kind="hf", path=tmp_path, fingerprint="f00d")
-        return load_model(files, profile=profile, device=device, max_context=max_context)
+        return load_model(files, Terms(profile=profile, device=device, max_context=max_context))
 
     return make
 
 
 def hf_shapes(config) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint's tensors."""
-    is_gemma = config["architectures"] == ["Gemma3ForCausalLM"]
+    arch = config["architectures"][0].removesuffix("ForCausalLM")
     hidden, inner, d = config["hidden_size"], config["intermediate_size"], config.get("head_dim", 4)
     q = config["num_attention_heads"] * d
     kv = config.get("num_key_value_heads", config["num_attention_heads"]) * d
@@ -231,18 +248,20 @@ def hf_shapes(config) -> dict[str, tuple[int, ...]]:
         found["lm_head.weight"] = (config["vocab_size"], hidden)
     attention = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if arch == "Phi3":
+        attention = {"qkv_proj": (q + 2 * kv, hidden), "o_proj": (hidden, q)}
+        mlp = {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+    biased = {name for name in attention if config.get("attention_bias") or (arch == "Qwen2" and name != "o_proj")}
+    biased |= set(mlp) if config.get("mlp_bias") else set()
     norms = ["input_layernorm", "post_attention_layernorm"]
-    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if is_gemma else []
+    norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"] if arch in ("Gemma2", "Gemma3") else []
     for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}"
         found |= {f"{at}.{norm}.weight": (hidden,) for norm in norms}
-        found |= {f"{at}.self_attn.{norm}.weight": (d,) for norm in ("q_norm", "k_norm") if is_gemma}
-        for block, parts, biased in (
-            ("self_attn", attention, config.get("attention_bias")),
-            ("mlp", mlp, config.get("mlp_bias")),
-        ):
+        found |= {f"{at}.self_attn.{norm}.weight": (d,) for norm in ("q_norm", "k_norm") if arch in ("Gemma3", "Qwen3")}
+        for block, parts in (("self_attn", attention), ("mlp", mlp)):
             found |= {f"{at}.{block}.{part}.weight": shape for part, shape in parts.items()}
-            found |= {f"{at}.{block}.{part}.bias": shape[:1] for part, shape in parts.items() if biased}
+            found |= {f"{at}.{block}.{part}.bias": shape[:1] for part, shape in parts.items() if part in biased}
     return found
 
 

@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import pytest
 
-from headrace.shared.model.weights.blocks import BLOCK_TYPES, decode
+from headrace.shared.model.weights.blocks import BLOCK_TYPES, decode, decode_affine
 from headrace.shared.model.weights.gguf import open_gguf
 
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
@@ -30,6 +30,26 @@ def test_random_blocks_decode_as_the_reference_does(number):
     assert (kind.elements, kind.num_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(number)]
     assert np.array_equal(ours, _reference(kind, number, raw))
     assert len(np.unique(ours)) > 100
+
+
+@pytest.mark.parametrize("number", [number for number, kind in BLOCK_TYPES.items() if kind.affine])
+def test_integers_stand_for_the_very_values(number):
+    kind, rng = BLOCK_TYPES[number], np.random.default_rng(number)
+    blocks = rng.integers(0, 256, size=(6, 512 // kind.elements, kind.num_bytes), dtype=np.uint8)
+    for start in HALVES[kind.name]:
+        blocks[..., start : start + 2] = rng.normal(size=(*blocks.shape[:2], 1)).astype("<f2").view(np.uint8)
+
+    rows = decode_affine(kind, blocks.reshape(-1), (6, 512))
+
+    assert rows.q.shape == (6, 512)
+    assert rows.bits == 4 or rows.q.max() > 15
+    assert rows.bits == 8 or rows.q.max() <= 15
+    assert np.array_equal(rows.values().numpy().reshape(-1), _reference(kind, number, blocks.reshape(-1)))
+
+
+def test_floats_and_vectors_have_no_integers():
+    assert decode_affine(BLOCK_TYPES[0], np.zeros(4 * 64, np.uint8), (1, 64)) is None
+    assert decode_affine(BLOCK_TYPES[8], np.zeros(34, np.uint8), (32,)) is None
 
 
 @pytest.mark.model

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from headrace.shared.model.config import LayerConfig, Rope
+
 TOLERANCE = {"rtol": 0, "atol": 1e-5}
 
 
@@ -87,3 +89,25 @@ def test_a_window_hides_what_is_older(make_decoder, make_bench, ids):
 
     torch.testing.assert_close(logits[1], logits[0], **TOLERANCE)
     assert (logits[2] - logits[0]).abs().max() > 0.01
+
+
+def test_without_rotary_embeddings_only_the_set_of_older_tokens_counts(make_decoder, make_bench, ids):
+    decoder = make_decoder(layers=(LayerConfig(rope=None),))
+    shuffled = [*reversed(ids[:-1]), ids[-1]]
+
+    logits = make_bench(decoder).step({0: ids, 1: shuffled, 2: [ids[0], *ids]})
+
+    torch.testing.assert_close(logits[1], logits[0], **TOLERANCE)
+    assert (logits[2] - logits[0]).abs().max() > 0.01
+
+
+def test_a_model_cut_to_its_original_context_turns_by_the_short_divisors(make_decoder, make_bench, ids):
+    """Whatever the length of the sequence: nothing may change for keys that are already stored."""
+    short, long = (1.0, 1.5, 2.0, 2.5), (2.0, 4.0, 8.0, 16.0)
+    stretched = LayerConfig(rope=Rope(theta=500.0, divisors=short, long_divisors=long, original_context=16))
+
+    for context, divisors in ((16, short), (17, long)):
+        plain = LayerConfig(rope=Rope(theta=500.0, divisors=divisors))
+        expected = make_bench(make_decoder(layers=(plain,))).step({0: ids[:9]})
+        got = make_bench(make_decoder(layers=(stretched,), context=context)).step({0: ids[:9]})
+        assert torch.equal(got, expected)

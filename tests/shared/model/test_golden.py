@@ -8,7 +8,7 @@ import torch
 
 from headrace.shared.engine.batch import Row, build_batch
 from headrace.shared.engine.storage import KVStorage
-from headrace.shared.model.load import load_model
+from headrace.shared.model.load import Terms, load_model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,7 +28,7 @@ def references():
 @pytest.mark.parametrize("name", FILES)
 def test_fp32_follows_the_reference_to_the_end(catalogue_model, references, name):
     rows = references[name]
-    loaded = load_model(catalogue_model(name), profile="fp32", device="cpu", max_context=0)
+    loaded = load_model(catalogue_model(name), Terms(profile="fp32", device="cpu"))
 
     answers = greedy(loaded, rows, [len(row["greedy_ids"]) for row in rows])
 
@@ -43,7 +43,7 @@ def test_answers_open_as_the_reference_does(catalogue_model, references, profile
     """bf16 may take another turn at a near tie: 14 of 15 were equal when this was written."""
     same = total = 0
     for name, rows in references.items():
-        loaded = load_model(catalogue_model(name), profile=profile, device="cpu", max_context=0)
+        loaded = load_model(catalogue_model(name), Terms(profile=profile, device="cpu"))
         openings = [row["greedy_ids"][:OPENING] for row in rows]
         answers = greedy(loaded, rows, [len(opening) for opening in openings])
         same += sum(answer == opening for answer, opening in zip(answers, openings, strict=True))

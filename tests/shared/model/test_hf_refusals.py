@@ -49,6 +49,19 @@ def test_a_shape_that_contradicts_the_configuration_is_refused(hf_config, write_
         load_hf()
 
 
+def test_a_joined_projection_that_contradicts_the_configuration_is_refused(hf_config, write_hf, load_hf, tmp_path):
+    """Too many rows as well as too few: all of them must find a place."""
+    weights = write_hf(hf_config("phi3"))
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+
+    for rows in (79, 81):
+        save_file(weights | {name: torch.ones(rows, 48)}, tmp_path / "model.safetensors")
+        with pytest.raises(
+            ModelError, match=rf"attention\.qkv\.weight has shape \[{rows}, 48\], .* implies \[80, 48\]"
+        ):
+            load_hf()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

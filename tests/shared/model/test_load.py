@@ -7,7 +7,7 @@ import torch
 
 from headrace.shared.catalogue import ModelFiles
 from headrace.shared.errors import ConfigError, ModelError
-from headrace.shared.model.load import load_model
+from headrace.shared.model.load import Terms, load_model
 
 
 def test_a_loaded_model_tells_its_form_and_origin(hf_config, write_hf, load_hf):
@@ -53,11 +53,11 @@ def test_the_scripted_model_has_no_weights():
     files = ModelFiles(name="scripted", kind="scripted", path=Path(), fingerprint="00")
 
     with pytest.raises(ModelError, match="scripted has no weights"):
-        load_model(files, profile="fp32", device="cpu", max_context=0)
+        load_model(files, Terms(profile="fp32", device="cpu"))
 
 
 def test_a_missing_file_is_named(tmp_path):
     files = ModelFiles(name="gone", kind="gguf", path=tmp_path / "gone.gguf", fingerprint="00")
 
     with pytest.raises(ModelError, match=r"gone\.gguf"):
-        load_model(files, profile="fp32", device="cpu", max_context=0)
+        load_model(files, Terms(profile="fp32", device="cpu"))

@@ -37,6 +37,27 @@ def test_divisors_slow_each_frequency_by_its_own():
     torch.testing.assert_close(slowed * torch.tensor(divisors), frequencies(Rope(theta=1e4), HEAD_DIM))
 
 
+@pytest.mark.parametrize(("context", "expected"), [(64, (1.0, 2.0)), (65, (3.0, 4.0))])
+def test_divisors_are_chosen_by_the_model_s_context(context, expected):
+    """Above the original context the long ones hold, for every position alike."""
+    rope = Rope(theta=1e4, divisors=(1.0, 2.0), long_divisors=(3.0, 4.0), original_context=64)
+
+    assert rope.at(context) == Rope(theta=1e4, divisors=expected, original_context=64)
+
+
+def test_elements_beyond_the_rotary_part_stand_still():
+    """The halves of the part that turns lie at the beginnings of the halves of the head."""
+    x = torch.randn(3, 2, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    positions = torch.tensor([0, 1, 7])
+
+    turned = rotate(x, Rotary(Rope(theta=500.0, rotary_dim=12, amplitude=1.5), HEAD_DIM)(positions))
+
+    part, still = [*range(6), *range(8, 14)], [6, 7, 14, 15]
+    alone = rotate(x[..., part], Rotary(Rope(theta=500.0), 12)(positions))
+    torch.testing.assert_close(turned[..., part], 1.5 * alone)
+    assert torch.equal(turned[..., still], x[..., still])
+
+
 @pytest.mark.parametrize(("low", "high", "factor"), [(1.0, 4.0, 8.0), (2.0, 16.0, 32.0)])
 def test_llama3_scaling_keeps_short_waves_and_stretches_long_ones(low, high, factor):
     rope = Rope(

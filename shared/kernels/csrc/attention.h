@@ -1,0 +1,155 @@
+/* Causal attention of new rows over paged bf16 keys and values, one softmax pass over tiles of sixteen keys.
+ *
+ * A tile is sixteen consecutive slots that start at a multiple of sixteen positions. Keys lie within it as
+ * [kv_head, head_dim, 16], values as [16, kv_head, head_dim]. A query visits its tiles from the oldest on, whatever else
+ * is computed beside it: its result depends on its own position and the cache alone.
+ */
+#pragma once
+#include "pool.h"
+#include "vector.h"
+
+#define MOST_QUERIES 16  /* new tokens of one sequence that share a converted tile */
+#define MOST_HEAD_DIM 256
+#define MOST_GROUP 16 /* query heads per key head */
+#define TOGETHER 4    /* queries per pass over a tile */
+
+typedef struct { int32_t start, num_new, context, table; } span; /* rows of one sequence; table: where its blocks begin */
+
+typedef struct {
+  const float *qkv; /* [rows, heads + 2 kv_heads, head_dim], rotated */
+  const uint16_t *keys, *values;
+  const int32_t *tables;
+  const span *spans;
+  const int32_t *tasks; /* [tasks, 2]: span and its first query; times kv_heads */
+  const quantised *out; /* [rows, heads * head_dim], nothing refined */
+  int heads, kv_heads, head_dim, block_tokens, window;
+  float scale, softcap;
+} attention;
+
+/* What one tile's sixteen keys add to some queries: q[r] → most, total and acc of row r. `last`: keys anybody sees. */
+static inline __attribute__((always_inline)) void attend_rows(
+    const int rows, const float *const *q, const float *k, const float *v, int dim, const uint32_t *seen, int last, float scale,
+    float softcap, float *most, float *total, float *acc) {
+  __m512 even[TOGETHER], odd[TOGETHER];
+  for (int r = 0; r < rows; r++) even[r] = odd[r] = _mm512_setzero_ps();
+  for (int d = 0; d < dim; d += 2) {
+    __m512 k0 = _mm512_load_ps(k + d * LANES), k1 = _mm512_load_ps(k + (d + 1) * LANES);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      even[r] = _mm512_fmadd_ps(k0, _mm512_set1_ps(q[r][d]), even[r]);
+      odd[r] = _mm512_fmadd_ps(k1, _mm512_set1_ps(q[r][d + 1]), odd[r]);
+    }
+  }
+  __attribute__((aligned(64))) float weights[TOGETHER][LANES], drops[LANES] = {0};
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++) {
+    __m512 s = _mm512_mul_ps(_mm512_add_ps(even[r], odd[r]), _mm512_set1_ps(scale));
+    if (softcap > 0) s = _mm512_mul_ps(tanh16(_mm512_div_ps(s, _mm512_set1_ps(softcap))), _mm512_set1_ps(softcap));
+    float peak = _mm512_mask_reduce_max_ps((__mmask16)seen[r], s);
+    if (peak < most[r]) peak = most[r];
+    drops[r] = most[r] - peak; /* -inf at the first tile: the sums are zero then */
+    most[r] = peak;
+    __m512 p = _mm512_maskz_mov_ps((__mmask16)seen[r], exp16(_mm512_sub_ps(s, _mm512_set1_ps(peak))));
+    _mm512_store_ps(weights[r], p);
+  }
+  _mm512_store_ps(drops, exp16(_mm512_load_ps(drops)));
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; r++) total[r] = total[r] * drops[r] + _mm512_reduce_add_ps(_mm512_load_ps(weights[r]));
+  for (int d = 0; d < dim; d += 2 * LANES) {
+    __m512 a[TOGETHER], b[TOGETHER];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      a[r] = _mm512_mul_ps(_mm512_load_ps(acc + r * dim + d), _mm512_set1_ps(drops[r]));
+      b[r] = _mm512_mul_ps(_mm512_load_ps(acc + r * dim + d + LANES), _mm512_set1_ps(drops[r]));
+    }
+    for (int j = 0; j < last; j++) {
+      __m512 v0 = _mm512_load_ps(v + j * dim + d), v1 = _mm512_load_ps(v + j * dim + d + LANES);
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; r++) {
+        a[r] = _mm512_fmadd_ps(v0, _mm512_set1_ps(weights[r][j]), a[r]);
+        b[r] = _mm512_fmadd_ps(v1, _mm512_set1_ps(weights[r][j]), b[r]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+      _mm512_store_ps(acc + r * dim + d, a[r]);
+      _mm512_store_ps(acc + r * dim + d + LANES, b[r]);
+    }
+  }
+}
+
+/* Ask for a tile before it is needed: blocks lie anywhere in memory. */
+static inline void fetch_tile(const uint16_t *keys, const uint16_t *values, int dim, int stride) {
+  for (int i = 0; i < dim * LANES; i += 32) _mm_prefetch((const char *)(keys + i), _MM_HINT_T0);
+  for (int j = 0; j < LANES; j++)
+    for (int d = 0; d < dim; d += 32) _mm_prefetch((const char *)(values + j * stride + d), _MM_HINT_T0);
+}
+
+/* The new tokens [first, first + count) of a span, for the query heads of one key head. */
+static void attend(const attention *a, const span *s, int first, int count, int kv_head) {
+  const int dim = a->head_dim, group = a->heads / a->kv_heads, width = (a->heads + 2 * a->kv_heads) * dim;
+  const int stride = a->kv_heads * dim;
+  __attribute__((aligned(64))) float acc[MOST_QUERIES * MOST_GROUP * MOST_HEAD_DIM];
+  __attribute__((aligned(64))) float k[MOST_HEAD_DIM * LANES], v[LANES * MOST_HEAD_DIM];
+  float most[MOST_QUERIES * MOST_GROUP], total[MOST_QUERIES * MOST_GROUP];
+  const float *q[MOST_QUERIES * MOST_GROUP];
+  uint32_t seen[MOST_QUERIES * MOST_GROUP];
+  for (int i = 0; i < count * group; i++) {
+    most[i] = -INFINITY;
+    total[i] = 0;
+    q[i] = a->qkv + (int64_t)(s->start + first + i / group) * width + (kv_head * group + i % group) * dim;
+    for (int d = 0; d < dim; d += LANES) _mm512_store_ps(acc + i * dim + d, _mm512_setzero_ps());
+  }
+  int position = s->context - s->num_new + first; /* of the first query */
+  int oldest = a->window > 0 && position - a->window + 1 > 0 ? position - a->window + 1 : 0;
+  int tiles_per_block = a->block_tokens / LANES, num_tiles = (position + count + LANES - 1) / LANES;
+  const uint16_t *keys = NULL, *values = NULL, *next_keys, *next_values;
+  for (int tile = oldest / LANES - 1; tile < num_tiles; tile++, keys = next_keys, values = next_values) {
+    int next = tile + 1 < num_tiles ? tile + 1 : tile;
+    int64_t where = (int64_t)a->tables[s->table + next / tiles_per_block] * tiles_per_block + next % tiles_per_block;
+    next_keys = a->keys + (where * a->kv_heads + kv_head) * dim * LANES;
+    next_values = a->values + (where * LANES * a->kv_heads + kv_head) * dim;
+    fetch_tile(next_keys, next_values, dim, stride);
+    if (!keys) continue;
+    for (int d = 0; d < dim; d++) _mm512_store_ps(k + d * LANES, load_bf16(keys + d * LANES));
+    for (int j = 0; j < LANES; j++)
+      for (int d = 0; d < dim; d += LANES) _mm512_store_ps(v + j * dim + d, load_bf16(values + j * stride + d));
+    int from = 0, to = 0; /* queries that see any of the tile: consecutive ones */
+    for (int i = 0; i < count; i++) {
+      int newest = position + i - tile * LANES, eldest = a->window > 0 ? newest - a->window + 1 : 0; /* as lanes */
+      if (newest < 0 || eldest >= LANES) {
+        if (newest < 0) from = i + 1;
+        continue;
+      }
+      uint32_t mask = newest >= LANES - 1 ? 0xffff : (1u << (newest + 1)) - 1;
+      if (eldest > 0) mask &= 0xffffu << eldest;
+      for (int h = 0; h < group; h++) seen[i * group + h] = mask;
+      to = i + 1;
+    }
+    for (int i = from * group; i < to * group; i += TOGETHER) {
+      int rows = to * group - i < TOGETHER ? to * group - i : TOGETHER, last = 32 - __builtin_clz(seen[i + rows - 1]);
+#define SOME_ROWS(n) \
+  case n: attend_rows(n, q + i, k, v, dim, seen + i, last, a->scale, a->softcap, most + i, total + i, acc + i * dim); break;
+      switch (rows) { SOME_ROWS(1) SOME_ROWS(2) SOME_ROWS(3) SOME_ROWS(4) }
+    }
+  }
+  int groups_per_row = a->heads * dim / GROUP;
+  for (int i = 0; i < count; i++)
+    for (int h = 0; h < group; h++) {
+      int at = i * group + h;
+      __m512 factor = _mm512_set1_ps(1.0f / total[at]);
+      for (int d = 0; d < dim; d += LANES) _mm512_storeu_ps(acc + at * dim + d, _mm512_mul_ps(_mm512_loadu_ps(acc + at * dim + d), factor));
+      int64_t row = s->start + first + i;
+      int out = (kv_head * group + h) * dim / GROUP;
+      for (int g = 0; g < dim / GROUP; g++)
+        quantise_at(acc + at * dim + g * GROUP, a->out, group_at(row, out + g, groups_per_row));
+    }
+}
+
+static void attention_chunk(void *context, int chunk) {
+  const attention *a = context;
+  const int32_t *task = a->tasks + chunk / a->kv_heads * 2;
+  const span *s = a->spans + task[0];
+  int count = s->num_new - task[1] < MOST_QUERIES ? s->num_new - task[1] : MOST_QUERIES;
+  attend(a, s, task[1], count, chunk % a->kv_heads);
+}
