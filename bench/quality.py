@@ -88,7 +88,9 @@ def measure(files: ModelFiles, profiles: list[str], device: str) -> list[Score]:
 def logits(model: LoadedModel, ids: list[int], block_tokens: int = 16) -> Tensor:
     """[tokens, vocab] after each token of one prompt."""
     num_blocks = -(-len(ids) // block_tokens)
-    storage = KVStorage(model.config, num_blocks, block_tokens, model.kv_dtype, model.device)
+    storage = KVStorage(
+        model.config, num_blocks, block_tokens, model.kv_dtype, model.device, head_size=model.kv_head_size
+    )
     batch = build_batch([Row(ids, 0, list(range(num_blocks)), wants_logits=True)], block_tokens, model.device)
     everywhere = torch.arange(len(ids), device=model.device)
     with torch.inference_mode():

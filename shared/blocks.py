@@ -5,14 +5,19 @@ miss: callers use the longest good prefix and compute the rest.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 
-from headrace.shared.cache import BlockStore
+from headrace.shared.cache import BlockStore, Buffer
 from headrace.shared.cache.codec import frame, unframe
 from headrace.shared.cache.keys import Scope, block_keys
+from headrace.shared.cache.price import FetchPrice
 from headrace.shared.config import Cache
 from headrace.shared.messages import Request
 from headrace.shared.telemetry import metrics
+
+_MOST_BEHIND_BYTES = 64 << 20
+"""Blocks on their way to the store behind somebody's back; more are dropped: they are a favour, not a duty."""
 
 
 class SharedBlocks:
@@ -25,6 +30,10 @@ class SharedBlocks:
         self._fingerprint = fingerprint
         self._form = form
         self._block_tokens = block_tokens
+        self._behind: set[asyncio.Task[None]] = set()
+        self._num_behind_bytes = 0
+        self.price = FetchPrice()
+        """What fetching costs."""
 
     def keys(self, request: Request, ids: Sequence[int]) -> list[str]:
         """Content address of every full block of a prompt, for this request's tenant and salt."""
@@ -47,23 +56,47 @@ class SharedBlocks:
             return 0
         return await asyncio.to_thread(store.count_prefix, keys)
 
-    async def fetch(self, keys: Sequence[str], first: int, last: int) -> list[bytes]:
+    async def fetch(self, keys: Sequence[str], first: int, last: int) -> list[Buffer]:
         """Payloads of blocks [first, last), cut at the first that is missing or bad."""
         store = self._store
         if store is None or first >= last or not store.is_healthy():
             return []
         return await asyncio.to_thread(self._fetch, store, keys, first, last)
 
-    async def put(self, keys: Sequence[str], first: int, payloads: Sequence[bytes]) -> int:
+    async def put(self, keys: Sequence[str], first: int, payloads: Sequence[Buffer]) -> int:
         """Store payloads of blocks `first…`; returns how many leading ones are stored now."""
         store = self._store
         if store is None or not payloads or not store.is_healthy():
             return 0
         return await asyncio.to_thread(self._put, store, keys, first, payloads)
 
-    def _fetch(self, store: BlockStore, keys: Sequence[str], first: int, last: int) -> list[bytes]:
-        good = []
-        for offset, value in enumerate(store.get(list(keys[first:last]))):
+    def publish(self, keys: Sequence[str], first: int, payloads: Sequence[Buffer]) -> None:
+        """Store payloads of blocks `first…` behind the caller's back, or drop them while many are on their way."""
+        num_bytes = sum(len(payload) for payload in payloads)
+        if not self.is_healthy() or self._num_behind_bytes + num_bytes > _MOST_BEHIND_BYTES:
+            return
+        self._num_behind_bytes += num_bytes
+        task = asyncio.create_task(self._publish(keys, first, payloads, num_bytes))
+        self._behind.add(task)
+        task.add_done_callback(self._behind.discard)
+
+    async def settle(self) -> None:
+        """Wait until nothing published is on its way."""
+        while self._behind:
+            await asyncio.wait(set(self._behind))
+
+    async def _publish(self, keys: Sequence[str], first: int, payloads: Sequence[Buffer], num_bytes: int) -> None:
+        try:
+            await self.put(keys, first, payloads)
+        finally:
+            self._num_behind_bytes -= num_bytes
+
+    def _fetch(self, store: BlockStore, keys: Sequence[str], first: int, last: int) -> list[Buffer]:
+        good: list[Buffer] = []
+        began = time.monotonic()
+        values = store.get(list(keys[first:last]))
+        self.price.observe(sum(len(value) for value in values if value is not None), time.monotonic() - began)
+        for offset, value in enumerate(values):
             index = first + offset
             if value is None:
                 break
@@ -76,7 +109,7 @@ class SharedBlocks:
             good.append(payload)
         return good
 
-    def _put(self, store: BlockStore, keys: Sequence[str], first: int, payloads: Sequence[bytes]) -> int:
+    def _put(self, store: BlockStore, keys: Sequence[str], first: int, payloads: Sequence[Buffer]) -> int:
         items = [
             (keys[first + offset], frame(payload, keys[first + offset], first + offset, self._block_tokens))
             for offset, payload in enumerate(payloads)

@@ -21,6 +21,8 @@ from headrace.shared.reports import ModelReport, State, WorkerReport
 TTL_S = 3.0
 """Life of one heartbeat."""
 BEAT_S = 1.0
+_TOGETHER_S = 0.02
+"""Changes within this time go out together."""
 _REREAD_S = 10.0
 _SETTLE_S = 3.0
 """After a reconnect nobody is declared gone for this long: the server may have expired keys while it was away."""
@@ -167,10 +169,11 @@ class Heartbeat:
         self._bus = bus
         self._report = report
         self._sent: WorkerReport | None = None
+        self._sent_at = 0.0
         self._touched = asyncio.Event()
 
     def touch(self) -> None:
-        """Report soon: changes within 20 ms go out together."""
+        """Report at once, or 20 ms after the last time: whom the router hears of late, it takes for busy."""
         self._touched.set()
 
     async def run(self) -> None:
@@ -183,7 +186,7 @@ class Heartbeat:
                     await self._touched.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(max(0.0, self._sent_at + _TOGETHER_S - time.monotonic()))
             self._touched.clear()
 
     async def beat(self) -> None:
@@ -191,7 +194,7 @@ class Heartbeat:
         report = self._report()
         if report is None:
             return
-        self._sent = report
+        self._sent, self._sent_at = report, time.monotonic()
         key = subjects.worker_key(report.stage, report.wid)
         try:
             await self._bus.publish(key, encode(report), ttl_s=TTL_S, deadline_s=2.0)

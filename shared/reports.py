@@ -55,9 +55,18 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Requests ever taken from its queue: tells a router which of its assignments this report includes."""
     slots: int = 0
     """Requests this worker can run at once."""
+    prompt_tokens: int = 0
+    """Of the work of a decode worker, prompt tokens it has to compute itself."""
     kv_free_tokens: int = 0
+    """KV room, blocks kept only as cache included; 0 when unknown."""
     rate: float = 0.0
-    """Measured tokens per second (prefill: prompt tokens, decode: generated tokens); 0 when unknown."""
+    """Measured tokens per second of stepping, prompt and generated alike; 0 when unknown, as for the others."""
+    prompt_rate: float = 0.0
+    """Measured prompt tokens per second."""
+    token_rate: float = 0.0
+    """Measured generated tokens per second, of a batch of the present size."""
+    fetch_rate: float = 0.0
+    """Measured bytes per second of blocks out of the store."""
     cache_ok: bool = False
     """Whether the block store answered lately."""
     metrics: str = ""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,9 +13,9 @@ from headrace.shared.cache import BlockStore
 from headrace.shared.cache.redis import open_store
 from headrace.shared.catalogue import ModelFiles, lookup
 from headrace.shared.config import Config
-from headrace.shared.engine import SequenceSpec
+from headrace.shared.engine import Payload, SequenceSpec
 from headrace.shared.engine.build import build_engine
-from headrace.shared.engine.driver import EngineDriver, Sink
+from headrace.shared.engine.driver import BlockSink, EngineDriver, Sink
 from headrace.shared.errors import HeadraceError
 from headrace.shared.reports import ModelReport
 from headrace.shared.telemetry import metrics
@@ -38,22 +38,38 @@ class Served:
     blocks: SharedBlocks
     report: ModelReport
 
-    async def add(self, spec: SequenceSpec, sink: Sink, *, num_wanted: int) -> None:
+    async def add(
+        self,
+        spec: SequenceSpec,
+        sink: Sink,
+        *,
+        num_wanted: int,
+        first_export: int | None = None,
+        on_blocks: BlockSink | None = None,
+    ) -> None:
         """Queue a sequence on top of the blocks this engine has and, up to `num_wanted`, those the store has.
 
-        Raises ValueError as the engine does.
+        Fetches only what costs less than computing it. `on_blocks` gets the blocks from `first_export` on as they are
+        there; None: those that were neither here nor fetched. Raises ValueError as the engine does.
         """
-        keys = spec.block_keys
-        num_local = await self.driver.call(lambda engine: engine.num_local(keys))
-        payloads = await self.blocks.fetch(keys, num_local, num_wanted)
+        num_local = self.driver.num_local(spec.block_keys)
+        payloads = await self._fetch(spec.block_keys, num_local, num_wanted)
+        first = num_local + len(payloads) if first_export is None else first_export
         try:
-            await self.driver.add(spec, sink, payloads, num_local)
+            await self.driver.add(spec, sink, payloads, num_local, first_export=first, on_blocks=on_blocks)
         except ValueError as error:
             if not payloads:
                 raise
             # A block that does not fit is as good as none: the prompt is computed instead.
             log.warning("blocks_refused", sequence=spec.id, reason=str(error))
-            await self.driver.add(spec, sink)
+            await self.driver.add(spec, sink, first_export=first, on_blocks=on_blocks)
+
+    async def _fetch(self, keys: Sequence[str], first: int, last: int) -> Sequence[Payload]:
+        num_tokens = max(0, last - first) * self.driver.block_tokens
+        prompt_rate = self.driver.pressure.prompt_rate
+        if not self.blocks.price.is_worth_it(num_tokens, self.report.kv_token_bytes, prompt_rate):
+            return []
+        return await self.blocks.fetch(keys, first, last)
 
 
 class Models:
@@ -79,13 +95,20 @@ class Models:
         """Whether the shared store can be asked now."""
         return self._store is not None and self._store.is_healthy()
 
-    def rate(self) -> float:
-        """Measured tokens per second of the fastest engine; 0 when nothing was measured."""
-        return max((served.driver.rate for served in self._served.values()), default=0.0)
-
-    def free_tokens(self) -> int:
-        """KV room of the fullest engine, tokens."""
-        return min((served.driver.pressure.free_tokens for served in self._served.values()), default=0)
+    def load(self) -> dict[str, object]:
+        """What a worker reports of its engines: rates of the fastest, KV room of the fullest, and whether it can reach
+        the store.
+        """
+        drivers = [served.driver for served in self._served.values()]
+        return {
+            "rate": max(driver.rate for driver in drivers),
+            "prompt_rate": max(driver.pressure.prompt_rate for driver in drivers),
+            "token_rate": max(driver.pressure.token_rate for driver in drivers),
+            "fetch_rate": max(served.blocks.price.rate for served in self._served.values()),
+            # Zero would read as unknown.
+            "kv_free_tokens": max(1, min(driver.pressure.free_tokens for driver in drivers)),
+            "cache_ok": self.is_cache_ok(),
+        }
 
     async def until_failed(self, work: Awaitable[None], *beside: Awaitable[None]) -> None:
         """Run `work` to its end, and `beside` meanwhile.
@@ -130,6 +153,7 @@ async def open_models(config: Config, role: Literal["prefill", "decode"]) -> Asy
     finally:
         for one in served.values():
             one.driver.stop()
+            await one.blocks.settle()
         if store is not None:
             store.close()
 

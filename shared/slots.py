@@ -51,6 +51,10 @@ class Slots:
         while self._free < 1:
             self._freed.clear()
             await self._freed.wait()
+        return self.take_free(most)
+
+    def take_free(self, most: int) -> int:
+        """Take up to `most` places of those that are free now."""
         taken = min(most, self._free)
         self._free -= taken
         return taken
@@ -144,6 +148,8 @@ class Puller:
 
     async def _take(self, batch: int) -> int:
         """Places for the next fetch; 0 when stopped."""
+        if self._slots.free:
+            return 0 if self._stop.is_set() else self._slots.take_free(batch)
         take = asyncio.ensure_future(self._slots.take(batch))
         stop = asyncio.ensure_future(self._stop.wait())
         taken = 0

@@ -6,6 +6,7 @@ finishes what it holds and returns. Everything else of its life is here.
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -68,6 +69,8 @@ class Worker:
         self.bus = bus
         self.registry = Registry(bus)
         self.draining = asyncio.Event()
+        self.ready = asyncio.Event()
+        """Everything is loaded."""
         self.is_alive: Callable[[], bool] = lambda: True
         """Whether the worker makes progress: gates heartbeats and ack timers."""
         self.collect: Callable[[], dict[str, object]] = dict
@@ -85,6 +88,8 @@ class Worker:
     def update(self, **fields: object) -> None:
         """Change fields of the report and send it soon."""
         self._report = msgspec.structs.replace(self._report, **fields)
+        if self._report.state is State.READY:
+            self.ready.set()
         self.heartbeat.touch()
 
     async def drain(self) -> None:
@@ -156,15 +161,24 @@ async def _serve(config: Config, stage: str, wid: str, main: Main) -> int:
         worker.update(metrics=metrics.serve())
         await worker.registry.start()
         beating = asyncio.create_task(worker.heartbeat.run())
+        settling = asyncio.create_task(_settle_heap(worker))
         log.info("stage_starting", pid=os.getpid())
         try:
             return await _run_main(worker, main, beating, asyncio.create_task(bus.closed.wait()))
         finally:
             beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            settling.cancel()
+            await asyncio.gather(beating, settling, return_exceptions=True)
             await worker.heartbeat.withdraw()
             await worker.registry.close()
             log.info("stage_stopped")
+
+
+async def _settle_heap(worker: Worker) -> None:
+    """What was loaded stays: walking through it with every full collection would only make requests wait."""
+    await worker.ready.wait()
+    gc.collect()
+    gc.freeze()
 
 
 async def _run_main(

@@ -1,9 +1,10 @@
 """Taking a request over: who may run it, from where it goes on, and when there is nothing left to do.
 
 Order matters: the lease is taken first and the log read afterwards, so that nothing an earlier holder wrote is missed
-and nothing it writes later can be stored.
+and nothing it writes later can be stored. Of a request that nobody has held yet there is nothing to read but a cancel.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from headrace.shared import runlog, subjects
@@ -58,6 +59,10 @@ async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item
     Raises FencedError when the lease changes hands faster than it can be read: that proves nothing about the item.
     """
     request = item.request
+    if delivery.num_delivered == 1:
+        first = await _claim_first(bus, wid, delivery, item)
+        if first is not None:
+            return first
     for _ in range(_TRIES):
         run = await runlog.read_log(bus, request.ing, request.rid)
         if run.fin is not None or await _runs_elsewhere(bus, registry, wid, run, delivery):
@@ -76,6 +81,30 @@ async def claim(bus: Bus, registry: Registry, wid: str, delivery: Delivery, item
             continue
         return await _after_lease(bus, lease, run)
     raise FencedError(f"{request.rid}: the lease changes hands too fast")
+
+
+async def _claim_first(bus: Bus, wid: str, delivery: Delivery, item: Tokenized) -> Claim | None:
+    """Take the first lease of a request; None when somebody has had it before.
+
+    Everything but a cancel is written under a lease, so the server's word that there was none stands for reading the
+    log. A cancel that is younger than this look comes live.
+    """
+    ing, rid = item.request.ing, item.request.rid
+    lease, cancel = await asyncio.gather(
+        runlog.take_lease(bus, ing, rid, wid, attempt=1, item_seq=delivery.seq),
+        bus.last(subjects.RUN, subjects.run(ing, rid, "cancel")),
+        return_exceptions=True,
+    )
+    if isinstance(lease, FencedError):
+        return None
+    if isinstance(lease, BaseException):
+        raise lease
+    if isinstance(cancel, BaseException):
+        raise cancel
+    run = RunLog()
+    if cancel is not None:
+        run.add(cancel)
+    return Claim(lease, run)
 
 
 async def _after_lease(bus: Bus, lease: Lease, run: RunLog) -> Claim | None:

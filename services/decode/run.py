@@ -7,6 +7,7 @@ be somebody else's (`LOST`), or this process dies, which the router notices.
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -73,6 +74,11 @@ class Run:
         """Tokens of work left: what the router counts as load."""
         return max(0, (self._item.request.max_new or 0) - self._writer.num_logged)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this lease has generated anything: its prompt is computed then."""
+        return self._fed_at is not None
+
     async def execute(self, signals: Signals) -> Outcome:
         """Generate until the request ends or has to leave this worker."""
         try:
@@ -121,8 +127,13 @@ class Run:
         """Queue the sequence on top of the blocks that exist. Raises ValueError as the engine does."""
         request = self._item.request
         ids = self._ids
-        # The last prompt token is always computed here: its logits are where generation starts.
-        num_wanted = min(self._item.prefilled, len(ids) - 1) // self._served.driver.block_tokens
+        # The last prompt token is always computed here: its logits are where generation starts. A prompt that came past
+        # the prefill stage may be in the store all the same, and is put there for those who come after.
+        is_direct = self._item.cached is None
+        num_wanted = (
+            min(len(ids) if is_direct else self._item.prefilled, len(ids) - 1) // self._served.driver.block_tokens
+        )
+        keys = self._served.blocks.keys(request, ids)
         defaults = {**self._text.default_sampling, **self._settings.default_sampling}
         stop_ids = frozenset(request.sampling.stop_ids)
         if not request.sampling.ignore_eos:
@@ -133,12 +144,14 @@ class Run:
             max_new=request.max_new or 0,
             sampling=resolve(request.sampling, defaults),
             generated=self._generated,
-            block_keys=self._served.blocks.keys(request, ids),
+            block_keys=keys,
             stop_ids=stop_ids,
             script=request.script,
             attempt=self._claim.lease.attempt,
         )
-        await self._served.add(spec, self._take, num_wanted=num_wanted)
+        wants_blocks = is_direct and self._served.blocks.is_healthy()
+        publish = partial(self._served.blocks.publish, keys) if wants_blocks else None
+        await self._served.add(spec, self._take, num_wanted=num_wanted, on_blocks=publish)
 
     def _take(self, output: StepOutput | StepError) -> None:
         if isinstance(output, StepError):
@@ -226,6 +239,10 @@ class Run:
         if not await runlog.finish(self._bus, self._claim.lease, record):
             return Outcome.LOST
         log.info(
-            "request_finished", request=self._item.request.rid, cause=ending.cause, num_tokens=self._writer.num_logged
+            "request_finished",
+            request=self._item.request.rid,
+            attempt=self._claim.lease.attempt,
+            cause=ending.cause,
+            num_tokens=self._writer.num_logged,
         )
         return Outcome.DONE

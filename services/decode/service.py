@@ -19,6 +19,7 @@ from headrace.shared.deadletters import bury, decode_or_bury
 from headrace.shared.errors import BusError, Code, Failure
 from headrace.shared.handover import requeue
 from headrace.shared.messages import Tokenized, encode
+from headrace.shared.packing import num_packed
 from headrace.shared.records import FinRecord
 from headrace.shared.reports import State
 from headrace.shared.serving import Models, open_models
@@ -49,9 +50,8 @@ async def serve(worker: Worker) -> None:
         worker.collect = lambda: {
             "active": slots.used,
             "queued_tokens": stage.tokens_left(),
-            "rate": models.rate(),
-            "cache_ok": models.is_cache_ok(),
-            "kv_free_tokens": models.free_tokens(),
+            "prompt_tokens": stage.prompt_tokens_left(),
+            **models.load(),
         }
         worker.update(state=State.READY, models=models.reports())
         try:
@@ -71,6 +71,10 @@ async def _load_texts(config: Config) -> dict[str, TextModel]:
 @dataclass(slots=True)
 class _Held:
     ing: str
+    prompt_tokens: int
+    """Tokens of the prompt to be computed here, as far as anybody knows before it runs."""
+    new_tokens: int
+    """Tokens to be generated, likewise."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The handler is through with the request, one way or another."""
@@ -107,7 +111,11 @@ class _Decode:
 
     def tokens_left(self) -> int:
         """Tokens of work held."""
-        return sum(held.run.tokens_left for held in self._held.values() if held.run is not None)
+        return sum(held.run.tokens_left if held.run else held.new_tokens for held in self._held.values())
+
+    def prompt_tokens_left(self) -> int:
+        """Prompt tokens to be computed here."""
+        return sum(held.prompt_tokens for held in self._held.values() if held.run is None or not held.run.has_begun)
 
     def on_cancel(self, rid: str) -> None:
         """Stop a request whose client left."""
@@ -139,7 +147,9 @@ class _Decode:
                 await self._bus.ack(delivery)
                 return
         self._worker.heartbeat.touch()
-        self._held[rid] = held = _Held(item.request.ing)
+        self._held[rid] = held = _Held(
+            item.request.ing, num_packed(item.prompt_ids) - item.prefilled, item.request.max_new or 0
+        )
         try:
             with metrics.active(metrics.REQUESTS_ACTIVE.labels(stage="decode")):
                 outcome = await self._run(delivery, item, held)
@@ -165,7 +175,7 @@ class _Decode:
         if claimed.lease.attempt > self._worker.config.decode.max_attempts:
             return await self._give_up(delivery, claimed)
         held.run = Run(self._bus, item, claimed, served, text, self._settings)
-        log.info("request_started", request=item.request.rid, attempt=claimed.lease.attempt)
+        log.debug("request_started", request=item.request.rid, attempt=claimed.lease.attempt)
         return await held.run.execute(signals)
 
     async def _give_up(self, delivery: Delivery, claimed: Claim) -> Outcome:
@@ -195,4 +205,7 @@ class _Decode:
                 return
             subject = subjects.place(item.request.cls, item.request.rid)
             await requeue(self._bus, subject, encode(item), delivery.stream, delivery)
-        await self._bus.ack(delivery, wait=True)
+            # Confirmed, for this worker may be about to leave. After an end a lost ack costs one look at the log.
+            await self._bus.ack(delivery, wait=True)
+            return
+        await self._bus.ack(delivery)

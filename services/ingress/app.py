@@ -34,6 +34,7 @@ def build_runner(front: Front, *, shutdown_s: float = 2.0) -> web.AppRunner:
     """The HTTP server over a started front door; at its end open answers get `shutdown_s` before they are cut."""
     return Runner(
         _build_app(front),
+        connect_s=front.config.timeouts.connect_s,
         handler_cancellation=True,
         access_log=None,
         auto_decompress=False,

@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 import structlog
 
-from headrace.ingress.endings import end_unrun
+from headrace.ingress.endings import end_unrun, purge_work
 from headrace.ingress.feed import Item
 from headrace.ingress.inbox import Inbox
 from headrace.shared import runlog, subjects
@@ -79,25 +79,38 @@ class Exchange:
 
     async def submit(self, record: ReqRecord) -> None:
         """Make the request durable. Raises RequestError when the queue refuses or does not answer."""
-        request = self._accepted.request
         item = encode(self._accepted)
         if len(item) > MAX_ITEM_BYTES:
             message = f"the request takes {len(item)} bytes in the queue, which holds at most {MAX_ITEM_BYTES}"
             raise RequestError(Code.BODY_TOO_LARGE, message)
         self._is_open = True
-        try:
-            await self._bus.publish(
-                subjects.run(self._ing, self._rid, "req"), encode(record), msg_id=f"{self._rid}:req"
-            )
-            await self._bus.publish(subjects.tok(request.cls, self._rid), item, msg_id=self._rid)
-        except QueueFullError as error:
-            await self._withdraw()
-            raise RequestError(Code.OVERLOADED, "the queue is full") from error
-        except BusError as error:
-            log.warning("request_not_published", request=self._rid, reason=str(error))
-            raise RequestError(Code.OVERLOADED, _QUEUE_AWAY) from error
+        await self._publish(encode(record), item)
         self._accepted_at = self._loop.time()
         self._feed.listen()
+
+    async def _publish(self, record: bytes, item: bytes) -> None:
+        """Store the log's first record and the work item, which travel together: accepted means that both are stored.
+
+        Otherwise the request is taken back: without a trace if the work was refused, else as one that may be running.
+        """
+        request = self._accepted.request
+        req, tok = await asyncio.gather(
+            self._bus.publish(subjects.run(self._ing, self._rid, "req"), record, msg_id=f"{self._rid}:req"),
+            self._bus.publish(subjects.tok(request.cls, self._rid), item, msg_id=self._rid),
+            return_exceptions=True,
+        )
+        if isinstance(tok, QueueFullError):
+            await self._withdraw()
+        elif isinstance(req, QueueFullError):
+            await self._quietly(purge_work(self._bus, self._rid))
+        for outcome in (tok, req):
+            if isinstance(outcome, QueueFullError):
+                raise RequestError(Code.OVERLOADED, "the queue is full") from outcome
+            if isinstance(outcome, BusError):
+                log.warning("request_not_published", request=self._rid, reason=str(outcome))
+                raise RequestError(Code.OVERLOADED, _QUEUE_AWAY) from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def next(self, wake_at: float) -> Item | None:
         """The next record, or None at the loop time `wake_at`. Raises RequestError when a deadline passed."""

@@ -19,6 +19,11 @@ from headrace.shared.records import FinRecord, TokRecord
 
 _PROMPT_CODES = {Code.INVALID_PROMPT, Code.CONTEXT_LENGTH}
 
+_WRITE_BYTES = 64 << 10
+"""Enough for one write: a client that falls behind should be noticed."""
+_NOW = -math.inf
+"""As the time to wake at: whatever is here, without waiting."""
+
 log = structlog.get_logger()
 
 
@@ -60,7 +65,7 @@ class Relay:
             if failure is None:
                 self._account.succeed()
             else:
-                await stream.send_all(self._encoder.failure(describe(failure)))
+                await stream.finish(self._encoder.failure(describe(failure)))
         except ConnectionError:
             self._account.lose()
         return stream.close()
@@ -88,13 +93,29 @@ class Relay:
             item = await self._source.next(stream.wake_at)
             if item is None:
                 await stream.keep_alive()
-            elif isinstance(item, TokRecord):
-                self._account.add(item)
-                await stream.send_all(self._encoder.tok(item))
-            else:
-                self._raise_failure(item)
-                await stream.send_all(self._encoder.fin(item))
-                return
+                continue
+            frames, fin = await self._take(item)
+            if fin is None:
+                await stream.send(frames)
+                continue
+            if failure_of(fin) is not None:
+                await stream.send(frames)
+                self._raise_failure(fin)
+            await stream.finish([*frames, *self._encoder.fin(fin)])
+            return
+
+    async def _take(self, item: Item) -> tuple[list[bytes], FinRecord | None]:
+        """The frames of all records that are here already, up to a limit, and the terminal one if it is among them."""
+        frames: list[bytes] = []
+        following: Item | None = item
+        num_bytes = 0
+        while isinstance(following, TokRecord):
+            self._account.add(following)
+            new = self._encoder.tok(following)
+            frames += new
+            num_bytes += sum(map(len, new))
+            following = await self._source.next(_NOW) if num_bytes < _WRITE_BYTES else None
+        return frames, following
 
     def _raise_failure(self, fin: FinRecord) -> None:
         failure = failure_of(fin)

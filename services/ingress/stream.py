@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -25,7 +26,7 @@ class EventStream:
     def __init__(self, request: web.Request, settings: Ingress) -> None:
         self._request = request
         self._settings = settings
-        self._response = web.StreamResponse(headers=sse.HEADERS)
+        self._response = _Response(headers=sse.HEADERS)
         self._loop = asyncio.get_running_loop()
         patience_s = read_timeout(request)
         share_s = max(_SHORTEST_S, patience_s / _PROXY_SHARE) if patience_s else math.inf
@@ -38,13 +39,29 @@ class EventStream:
         """Whether the status line is out, so that errors can only be frames."""
         return self._response.prepared
 
-    async def send(self, frame: bytes) -> None:
-        """Write one frame."""
+    async def send(self, frames: Sequence[bytes]) -> None:
+        """Write frames in one go."""
+        if frames:
+            await self._write(self._response.write, frames)
+
+    async def finish(self, frames: Sequence[bytes]) -> None:
+        """Write the last frames, and the end of the response with them."""
+        await self._write(self._response.write_eof, frames)
+
+    async def keep_alive(self) -> None:
+        """Let the client and every proxy on the way hear that the stream lives."""
+        await self.send([sse.KEEPALIVE])
+
+    def close(self) -> web.StreamResponse:
+        """The response to return; aiohttp writes its end."""
+        return self._response
+
+    async def _write(self, write: Callable[[bytes], Awaitable[None]], frames: Sequence[bytes]) -> None:
         if not self._response.prepared:
             await self._response.prepare(self._request)
         try:
             async with asyncio.timeout(self._settings.write_timeout_s):
-                await self._response.write(frame)
+                await write(b"".join(frames))
         except TimeoutError:
             metrics.SSE_WRITE_TIMEOUTS_TOTAL.inc()
             if self._request.transport is not None:
@@ -52,18 +69,10 @@ class EventStream:
             raise SlowClientError("the client does not read") from None
         self.wake_at = self._loop.time() + self._keepalive_s
 
-    async def send_all(self, frames: list[bytes]) -> None:
-        """Write frames, each with its own write."""
-        for frame in frames:
-            await self.send(frame)
 
-    async def keep_alive(self) -> None:
-        """Let the client and every proxy on the way hear that the stream lives."""
-        await self.send(sse.KEEPALIVE)
-
-    def close(self) -> web.StreamResponse:
-        """The response to return; aiohttp writes its end."""
-        return self._response
+class _Response(web.StreamResponse):
+    _send_headers_immediately = False
+    """The head travels with the first frames."""
 
 
 def read_timeout(request: web.Request) -> float | None:

@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 import structlog
 
-from headrace.shared.engine import SequenceSpec, StepError, StepOutput
+from headrace.shared.engine import Payload, SequenceSpec, StepError, StepOutput
 from headrace.shared.messages import Tokenized
 from headrace.shared.packing import unpack_ids
 from headrace.shared.serving import Served
@@ -18,7 +18,7 @@ from headrace.shared.telemetry import metrics
 log = structlog.get_logger()
 
 _GROUP = 16
-"""Blocks exported and stored in one go: bounds the copies held in memory."""
+"""Blocks stored in one go: a cancel is heard in between."""
 
 
 async def prefill(item: Tokenized, served: Served, cancelled: asyncio.Event) -> Tokenized:
@@ -50,7 +50,8 @@ class _Work:
         self._served = served
         self._keys = keys
         self._cancelled = cancelled
-        self._num_done = 0
+        self._computed: list[Payload] = []
+        """Blocks computed and not stored yet."""
         self._num_stored = 0
         self._ended = False
         self._news = asyncio.Event()
@@ -64,7 +65,9 @@ class _Work:
         spec = SequenceSpec(id=self.id, prompt=ids, max_new=0, block_keys=self._keys)
         waking = asyncio.create_task(self._wake_on_cancel())
         try:
-            await self._served.add(spec, self._take, num_wanted=num_stored)
+            await self._served.add(
+                spec, self._take, num_wanted=num_stored, first_export=num_stored, on_blocks=self._take_blocks
+            )
             await self._store_all()
         finally:
             waking.cancel()
@@ -75,30 +78,32 @@ class _Work:
         self._news.set()
 
     async def _store_all(self) -> None:
-        size = self._served.driver.block_tokens
         while not self._cancelled.is_set():
             await self._news.wait()
             self._news.clear()
-            ended, num_full = self._ended, min(self._num_done // size, len(self._keys))
-            while self._num_stored < num_full and not self._cancelled.is_set():
-                if not await self._store_group(num_full):
+            ended = self._ended
+            while self._computed and not self._cancelled.is_set():
+                if not await self._store_group():
                     return
             if ended:
                 return
 
-    async def _store_group(self, num_full: int) -> bool:
-        first, last = self._num_stored, min(num_full, self._num_stored + _GROUP)
-        payloads = await self._served.driver.call(lambda engine: engine.export(self.id, first, last))
-        num = await self._served.blocks.put(self._keys, first, payloads)
+    async def _store_group(self) -> bool:
+        payloads = self._computed[:_GROUP]
+        num = await self._served.blocks.put(self._keys, self._num_stored, payloads)
         self._num_stored += num
-        return num == last - first
+        del self._computed[:_GROUP]
+        return num == len(payloads)
+
+    def _take_blocks(self, _first: int, payloads: list[Payload]) -> None:
+        self._computed += payloads
+        self._news.set()
 
     def _take(self, output: StepOutput | StepError) -> None:
         if isinstance(output, StepError):
             log.warning("prompt_not_computed", request=self.id, reason=str(output))
             self._ended = True
         else:
-            self._num_done = max(self._num_done, output.num_computed)
             self.num_cached = max(self.num_cached, output.num_cached)
             self._ended = self._ended or output.cause is not None
         self._news.set()

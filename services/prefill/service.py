@@ -41,9 +41,7 @@ async def serve(worker: Worker) -> None:
         worker.collect = lambda: {
             "active": slots.used,
             "queued_tokens": stage.queued_tokens(),
-            "rate": models.rate(),
-            "cache_ok": models.is_cache_ok(),
-            "kv_free_tokens": models.free_tokens(),
+            **models.load(),
         }
         worker.update(state=State.READY, models=models.reports())
         try:

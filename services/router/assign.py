@@ -7,7 +7,6 @@ from collections import Counter
 import msgspec
 import structlog
 
-from headrace.router import policy
 from headrace.router.fleet import Fleet
 from headrace.shared import runlog, subjects
 from headrace.shared.age import is_older
@@ -67,7 +66,9 @@ class Assigner:
         if delivery.num_delivered > 1 and await self._is_placed(delivery):
             await self._bus.ack(delivery)
             return
-        run = await runlog.read_log(self._bus, item.request.ing, item.request.rid)
+        run = RunLog()
+        if not _is_on_first_way(delivery, item):
+            run = await runlog.read_log(self._bus, item.request.ing, item.request.rid)
         if run.fin is not None:
             await self._bus.ack(delivery)
             return
@@ -85,7 +86,7 @@ class Assigner:
         max_attempts = self._config.decode.max_attempts
         if past.attempt > max_attempts or max(item.deaths.values(), default=0) >= max_attempts:
             return Code.WORKER_CRASHED
-        if run.cancel is not None:
+        if run.cancel is not None or request.rid in self._cancels:
             return Code.CANCELLED
         queue_s = request.deadlines.queue_s if run.lease is None else request.deadlines.total_s
         while not await is_older(self._bus, self._wid, item.accepted_ms / 1000, queue_s):
@@ -113,7 +114,7 @@ class Assigner:
         request = item.request
         if request.cls == "bat" and self._waiting[request.model]:
             return False
-        wants_prefill = policy.needs_prefill(item, self._registry.ready("prefill"), self._config.router.direct_tokens)
+        wants_prefill = self._fleet.needs_prefill(item, self._config.router.direct_tokens)
         stage = "prefill" if wants_prefill else "decode"
         wid = self._fleet.choose(stage, item, alone=alone)
         if wid is None:
@@ -163,3 +164,12 @@ class Assigner:
         )
         await self._bus.ack(delivery, wait=True)
         log.info("request_ended", request=request.rid, code=code, ended=ended)
+
+
+def _is_on_first_way(delivery: Delivery, item: Tokenized) -> bool:
+    """Whether no worker can have held the request yet, so that its log has nothing to say about placing it.
+
+    What comes back from a decode worker comes as a `place` item, what comes back from prefill counts a death. Whoever
+    takes the request reads its log all the same.
+    """
+    return delivery.num_delivered == 1 and not item.deaths and delivery.subject.startswith("work.route.")

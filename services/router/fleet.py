@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.router import policy
-from headrace.router.policy import InFlight
+from headrace.router.pricing import InFlight
 from headrace.shared.messages import Tokenized
+from headrace.shared.packing import num_packed
 from headrace.shared.registry import Registry
 from headrace.shared.reports import State, WorkerReport
 
@@ -21,7 +22,7 @@ _SESSIONS_KEPT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Assignment:
-    tokens: int
+    load: InFlight
     at: float
     alone: bool
     is_taken: bool = False
@@ -37,7 +38,8 @@ class Fleet:
         self._taken: dict[str, int] = {}
         self._reserved: dict[str, str] = {}
         """Workers that are given nothing until a suspect that waits for them has run."""
-        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        """Who served a session last, and how many tokens its prompt had."""
         self._rng = random.Random()  # noqa: S311  # breaks ties between equally good workers
         self._changed = asyncio.Event()
         registry.on_change(self._on_change)
@@ -46,6 +48,18 @@ class Fleet:
         """Whether some ready worker of the stage may be given another request."""
         workers, in_flight = self._open(stage), self._in_flight()
         return any(policy.room(worker, in_flight) > 0 for worker in workers)
+
+    def needs_prefill(self, item: Tokenized, direct_tokens: int) -> bool:
+        """Whether the prefill stage is the better way for a request; see `policy.needs_prefill`."""
+        last = self._sessions.get(self._session("decode", item))
+        return policy.needs_prefill(
+            item,
+            self._open("prefill", item.request.rid),
+            self._open("decode", item.request.rid),
+            self._in_flight(),
+            direct_tokens=direct_tokens,
+            known_tokens=dict([last] if last else []),
+        )
 
     def choose(self, stage: str, item: Tokenized, *, alone: bool = False) -> str | None:
         """Pick a worker of the stage, or None when the request has to wait.
@@ -58,7 +72,7 @@ class Fleet:
             item,
             workers,
             self._in_flight(),
-            last_wid=self._sessions.get(self._session(stage, item)),
+            last_wid=self._sessions.get(self._session(stage, item), (None, 0))[0],
             alone=alone,
             rng=self._rng,
         )
@@ -68,12 +82,17 @@ class Fleet:
 
     def assigned(self, wid: str, stage: str, item: Tokenized, *, alone: bool = False) -> None:
         """Note an assignment until the worker's own report shows it; `alone` keeps others off until it is idle."""
-        tokens = policy.work_tokens(item, stage)
-        entry = _Assignment(tokens=tokens, at=self._clock(), alone=alone)
+        load = InFlight(
+            num=1,
+            tokens=policy.work_tokens(item, stage),
+            prompt_tokens=policy.prompt_tokens(item, stage),
+            kv_tokens=policy.kv_tokens(item, stage),
+        )
+        entry = _Assignment(load=load, at=self._clock(), alone=alone)
         self._assigned.setdefault(wid, {})[item.request.rid] = entry
         session = self._session(stage, item)
         if session:
-            self._sessions[session] = wid
+            self._sessions[session] = (wid, num_packed(item.prompt_ids))
             self._sessions.move_to_end(session)
             if len(self._sessions) > _SESSIONS_KEPT:
                 self._sessions.popitem(last=False)
@@ -114,7 +133,12 @@ class Fleet:
 
     def _in_flight(self) -> dict[str, InFlight]:
         return {
-            wid: InFlight(num=len(entries), tokens=sum(entry.tokens for entry in entries.values()))
+            wid: InFlight(
+                num=len(entries),
+                tokens=sum(entry.load.tokens for entry in entries.values()),
+                prompt_tokens=sum(entry.load.prompt_tokens for entry in entries.values()),
+                kv_tokens=sum(entry.load.kv_tokens for entry in entries.values()),
+            )
             for wid, entries in self._assigned.items()
             if entries
         }

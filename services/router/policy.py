@@ -1,43 +1,52 @@
 """Pure decisions of the router: does a request need the prefill stage, and which worker takes it.
 
-The cost of a worker is the time until it could start: seconds of queued work, plus what affinity saves. Liveness and
+The cost of a worker is the time until it could start: seconds of queued work, less what affinity saves. Liveness and
 room come first, cost second, chance breaks ties.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from headrace.router.pricing import NOTHING, Candidate, InFlight, is_detour_worth_it, seconds_of_work
 from headrace.shared.messages import Tokenized
 from headrace.shared.packing import num_packed
 from headrace.shared.reports import State, WorkerReport
 
-_UNMEASURED_RATE = {"prefill": 500.0, "decode": 50.0}
-"""Tokens per second assumed of a worker that has not measured itself yet."""
 _AFFINITY_S = 0.25
 """How much longer a session may wait for the worker that served it last."""
+_LIKELY_NEW = 256
+"""Tokens of output for which KV room is asked at first: most requests end long before their limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """Assignments the worker's own report does not show yet."""
-
-    num: int = 0
-    tokens: int = 0
-
-
-_NOTHING = InFlight()
-
-
-def needs_prefill(item: Tokenized, prefill: Sequence[WorkerReport], direct_tokens: int) -> bool:
+def needs_prefill(
+    item: Tokenized,
+    prefill: Sequence[WorkerReport],
+    decode: Sequence[WorkerReport],
+    in_flight: Mapping[str, InFlight],
+    *,
+    direct_tokens: int,
+    known_tokens: Mapping[str, int],
+) -> bool:
     """Whether the prompt goes through the prefill stage rather than straight to decode.
 
-    Not when its blocks are in place already, when the prompt is shorter than the detour is worth, or when no prefill
-    worker can reach the shared cache, which is the only way blocks could travel.
+    Not when its blocks are in place already, or when no prefill worker can reach the shared cache, which is the only
+    way blocks could travel. Else `direct_tokens` decides, or, if it is 0, the price. `known_tokens`: prompt tokens that
+    a worker is thought to have, by its id.
     """
-    if item.cached is not None or num_packed(item.prompt_ids) < direct_tokens:
+    able = [worker for worker in serving(prefill, item.request.model) if worker.cache_ok]
+    if item.cached is not None or not able:
         return False
-    return any(worker.cache_ok for worker in serving(prefill, item.request.model))
+    num_tokens = num_packed(item.prompt_ids)
+    if direct_tokens:
+        return num_tokens >= direct_tokens
+
+    def candidates(workers: Sequence[WorkerReport]) -> list[Candidate]:
+        return [
+            Candidate(worker, in_flight.get(worker.wid, NOTHING), known_tokens.get(worker.wid, 0))
+            for worker in with_room(item, workers, in_flight)
+        ]
+
+    return is_detour_worth_it(num_tokens, candidates(able), candidates(serving(decode, item.request.model)))
 
 
 def serving(workers: Sequence[WorkerReport], model: str) -> list[WorkerReport]:
@@ -47,7 +56,21 @@ def serving(workers: Sequence[WorkerReport], model: str) -> list[WorkerReport]:
 
 def room(worker: WorkerReport, in_flight: Mapping[str, InFlight]) -> int:
     """How many more requests the worker may be given."""
-    return worker.slots - worker.active - in_flight.get(worker.wid, _NOTHING).num
+    return worker.slots - worker.active - in_flight.get(worker.wid, NOTHING).num
+
+
+def with_room(
+    item: Tokenized, workers: Sequence[WorkerReport], in_flight: Mapping[str, InFlight]
+) -> list[WorkerReport]:
+    """Those with a slot and KV room for the request; an idle one has always: what never fits, its engine refuses."""
+
+    def has_kv(worker: WorkerReport) -> bool:
+        flying = in_flight.get(worker.wid, NOTHING)
+        if not worker.kv_free_tokens or not (worker.active or flying.num):
+            return True
+        return kv_tokens(item, worker.stage) <= worker.kv_free_tokens - flying.kv_tokens
+
+    return [worker for worker in workers if room(worker, in_flight) > 0 and has_kv(worker)]
 
 
 def choose(
@@ -63,7 +86,7 @@ def choose(
     able = serving(workers, item.request.model)
     if alone:
         able = [w for w in able if w.active == 0 and w.wid not in in_flight]
-    able = [w for w in able if room(w, in_flight) > 0]
+    able = with_room(item, able, in_flight)
     if not able:
         return None
 
@@ -74,16 +97,17 @@ def choose(
     return min(able, key=cost).wid
 
 
-def seconds_of_work(worker: WorkerReport, in_flight: Mapping[str, InFlight]) -> float:
-    """Seconds of work in front of a new request on this worker."""
-    rate = worker.rate or _UNMEASURED_RATE.get(worker.stage, 100.0)
-    tokens = worker.queued_tokens + in_flight.get(worker.wid, _NOTHING).tokens
-    return tokens / rate
+def prompt_tokens(item: Tokenized, stage: str) -> int:
+    """Prompt tokens that a worker of the stage has to compute."""
+    return num_packed(item.prompt_ids) - (item.prefilled if stage == "decode" else 0)
 
 
 def work_tokens(item: Tokenized, stage: str) -> int:
     """Tokens of work a request brings to a worker of the stage."""
-    prompt = num_packed(item.prompt_ids)
-    if stage == "prefill":
-        return prompt
-    return prompt - item.prefilled + (item.request.max_new or 0)
+    return prompt_tokens(item, stage) + (0 if stage == "prefill" else item.request.max_new or 0)
+
+
+def kv_tokens(item: Tokenized, stage: str) -> int:
+    """KV room a request should find on a worker of the stage."""
+    num_new = 0 if stage == "prefill" else min(item.request.max_new or 0, _LIKELY_NEW)
+    return num_packed(item.prompt_ids) + num_new

@@ -33,6 +33,16 @@ class Served:
     """None: the model has no chat template."""
 
 
+_QUICK_BYTES = 4096
+
+
+def is_quick(prompt: Prompt) -> bool:
+    """Whether its ids are made in less time than handing the work to a thread takes: little text and no template."""
+    if isinstance(prompt, Tokens):
+        return len(prompt.ids) <= _QUICK_BYTES
+    return isinstance(prompt, Text) and len(prompt.text) <= _QUICK_BYTES
+
+
 def tokenize(item: Accepted, served: Served, rules: Rules, accepted_ms: int) -> Tokenized:
     """Turn an accepted request into its tokenized form; blocks for as long as rendering and encoding take.
 

@@ -18,7 +18,7 @@ from headrace.shared.messages import Accepted, Request, Tokenized, encode
 from headrace.shared.packing import num_packed
 from headrace.shared.records import FinRecord
 from headrace.shared.telemetry import metrics
-from headrace.tokenize.handle import Rules, Served, tokenize
+from headrace.tokenize.handle import Rules, Served, is_quick, tokenize
 
 log = structlog.get_logger()
 _decoder = msgspec.msgpack.Decoder(Accepted)
@@ -95,6 +95,8 @@ class Tokenizing:
         accepted_ms = round(delivery.time_s * 1000)
         loop = asyncio.get_running_loop()
         try:
+            if is_quick(item.prompt):
+                return tokenize(item, served, self._rules, accepted_ms)
             return await loop.run_in_executor(self._threads, tokenize, item, served, self._rules, accepted_ms)
         except RequestError as error:
             return error.failure
@@ -119,7 +121,7 @@ class Tokenizing:
             await asyncio.sleep(_FULL_S)
         await self._bus.ack(delivery)
         metrics.count_request("tokenize", request.cls, "ok")
-        log.info("tokenized", request=request.rid, num_tokens=num_packed(item.prompt_ids), max_new=request.max_new)
+        log.debug("tokenized", request=request.rid, num_tokens=num_packed(item.prompt_ids), max_new=request.max_new)
         return None
 
     async def _end(self, delivery: Delivery, request: Request, failure: Failure) -> None:

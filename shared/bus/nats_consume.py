@@ -15,7 +15,7 @@ from headrace.shared.bus import Delivery
 from headrace.shared.bus.nats_api import JetStreamApi
 from headrace.shared.bus.nats_lane import NAK, End, Lane, Pull
 from headrace.shared.bus.nats_link import Link
-from headrace.shared.bus.nats_wire import Listening
+from headrace.shared.bus.nats_wire import Hearing
 from headrace.shared.errors import BusError, BusUnavailableError, MissingError
 
 _FIRST_PAUSE_S = 0.05
@@ -36,7 +36,7 @@ class Consumption:
     def __init__(self, link: Link, api: JetStreamApi) -> None:
         self._link = link
         self._api = api
-        self._lanes: dict[Lane, Listening] = {}
+        self._lanes: dict[Lane, Hearing] = {}
         self._free: list[Lane] = []
         self._numbers = itertools.count(1)
         self._refusals: dict[tuple[str, str], int] = {}
@@ -115,19 +115,19 @@ class Consumption:
         if self._free:
             return self._free.pop()
         lane = Lane(self._link, f"{self._link.inbox}.p{next(self._numbers)}")
-        self._lanes[lane] = await self._link.listen(f"{lane.inbox}.*", lane.on_frame)
+        self._lanes[lane] = await self._link.hear(f"{lane.inbox}.*", lane.on_frame)
         return lane
 
     async def _retire(self, lane: Lane) -> None:
         """Make the server drop the lane's pull; items already on their way are given back by the lane."""
-        listening = self._lanes.pop(lane)
-        await self._link.leave(listening)
-        self._link.spawn(self._drop(listening))
+        hearing = self._lanes.pop(lane)
+        await self._link.leave(hearing)
+        self._link.spawn(self._drop(hearing))
 
-    async def _drop(self, listening: Listening) -> None:
+    async def _drop(self, hearing: Hearing) -> None:
         with suppress(BusUnavailableError):
             await self._link.rtt(_BARRIER_S)
-        await listening.close()
+        await hearing.close()
 
     def _renew(self) -> None:
         for lane in self._lanes:

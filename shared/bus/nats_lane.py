@@ -6,6 +6,7 @@ to a lane outside its pull is given back to the queue at once: nothing waits uns
 
 import asyncio
 import itertools
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -67,25 +68,25 @@ class Lane:
     link: Link
     inbox: str
     is_clean: bool = True
-    _frames: asyncio.Queue[Frame | None] | None = None
+    _frames: "_Frames | None" = None
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
-    async def on_frame(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """Take a frame off the wire."""
         if self._frames is not None:
-            self._frames.put_nowait(frame)
+            self._frames.put(frame)
         elif frame.reply:
-            await self._give_back(frame.reply)
+            self._give_back(frame.reply)
 
     def interrupt(self) -> None:
         """The connection was renewed: end the running pull."""
         if self._frames is not None:
-            self._frames.put_nowait(None)
+            self._frames.put(None)
 
     async def pull(self, request: Pull) -> tuple[list[Delivery], End]:
         """Run one pull to its end. Items that cannot be returned are given back, also on cancellation."""
         assert self._frames is None
-        self._frames = asyncio.Queue()
+        self._frames = _Frames()
         self.is_clean = False
         items: list[Delivery] = []
         try:
@@ -95,27 +96,23 @@ class Lane:
             end = await self._collect(request, reply, items, self._frames)
         except BaseException:
             for item in items:
-                self.link.spawn(self._give_back(str(item.token)))
+                self._give_back(str(item.token))
             raise
         finally:
             self._close()
         return items, end
 
-    async def _collect(
-        self, request: Pull, reply: str, items: list[Delivery], frames: "asyncio.Queue[Frame | None]"
-    ) -> End:
+    async def _collect(self, request: Pull, reply: str, items: list[Delivery], frames: "_Frames") -> End:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.expires_s + _GRACE_S
         while len(items) < request.batch:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    frame = await frames.get()
-            except TimeoutError:
+            if not await frames.wait(deadline):
                 return End.ITEMS if items else End.EXPIRED
+            frame = frames.waiting.popleft()
             if frame is None:
                 return End.ITEMS if items else End.LOST
             if frame.reply:
-                await self._take(frame, request, items)
+                self._take(frame, request, items)
                 deadline = loop.time() + _LINGER_S
             elif frame.subject == reply:
                 self.is_clean = True
@@ -123,24 +120,53 @@ class Lane:
         self.is_clean = True
         return End.ITEMS
 
-    async def _take(self, frame: Frame, request: Pull, items: list[Delivery]) -> None:
+    def _take(self, frame: Frame, request: Pull, items: list[Delivery]) -> None:
         item = delivery(frame)
         if (item.stream, item.consumer) == (request.stream, request.consumer):
             items.append(item)
         else:
-            await self._give_back(frame.reply)
+            self._give_back(frame.reply)
 
-    async def _give_back(self, ack_subject: str) -> None:
+    def _give_back(self, ack_subject: str) -> None:
         with suppress(BusUnavailableError):
-            await self.link.send(ack_subject, NAK)
+            self.link.post(ack_subject, NAK)
 
     def _close(self) -> None:
         frames, self._frames = self._frames, None
         assert frames is not None
-        while not frames.empty():
-            frame = frames.get_nowait()
+        for frame in frames.waiting:
             if frame is not None and frame.reply:
-                self.link.spawn(self._give_back(frame.reply))
+                self._give_back(frame.reply)
+
+
+class _Frames:
+    """What came for a pull and was not looked at yet; None stands for a renewed connection."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Frame | None] = deque()
+        self._wanted: asyncio.Future[None] | None = None
+
+    def put(self, frame: Frame | None) -> None:
+        """Add one."""
+        self.waiting.append(frame)
+        self._wake()
+
+    async def wait(self, deadline: float) -> bool:
+        """Wait until something is there; False when nothing came until the loop time `deadline`."""
+        if not self.waiting:
+            loop = asyncio.get_running_loop()
+            self._wanted = loop.create_future()
+            timer = loop.call_at(deadline, self._wake)
+            try:
+                await self._wanted
+            finally:
+                timer.cancel()
+                self._wanted = None
+        return bool(self.waiting)
+
+    def _wake(self) -> None:
+        if self._wanted is not None and not self._wanted.done():
+            self._wanted.set_result(None)
 
 
 def delivery(frame: Frame) -> Delivery:

@@ -8,23 +8,15 @@ cancelled future kills the client's reader without closing the connection.
 import asyncio
 import itertools
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 import nats.errors
 import structlog
 
 from headrace.shared.bus.guard import guarded
-from headrace.shared.bus.nats_wire import (
-    NO_RESPONDERS,
-    Frame,
-    ImpatientClient,
-    Listening,
-    OnFrame,
-    OnReply,
-    frame_of,
-    header_bytes,
-)
+from headrace.shared.bus.nats_client import LeanClient
+from headrace.shared.bus.nats_wire import NO_RESPONDERS, Frame, Hearing, Listening, OnFrame, OnReply
 from headrace.shared.errors import BusError, BusUnavailableError, MissingError
 
 ASK_S = 5.0
@@ -45,7 +37,7 @@ class Link:
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
-        self.client: Any = ImpatientClient()
+        self.client: Any = LeanClient()
         self.inbox = ""
         self.before_ready: list[Callable[[], None]] = []
         """Called after a reconnect or the close, before anything waiting for the connection goes on."""
@@ -73,13 +65,8 @@ class Link:
             closed_cb=self._on_closed,
         )
         self.inbox = self.client.new_inbox()
-        await self.client.subscribe(f"{self.inbox}.r.*", cb=self._on_reply)
+        await self.client.hear(f"{self.inbox}.r.*", self._on_reply)
         self._ready.set()
-
-    @property
-    def max_payload(self) -> int:
-        """Largest message the server takes, headers included, bytes."""
-        return int(self.client.max_payload)
 
     async def ready(self, deadline: float) -> None:
         """Wait until connected; raises BusUnavailableError at loop time `deadline` or when closed for good."""
@@ -94,17 +81,24 @@ class Link:
         if self.closed.is_set():
             raise BusUnavailableError("the connection to the queue server is closed")
 
-    async def send(self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None) -> None:
+    async def send(
+        self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Write one message, as `post` does, and wait while the socket is congested."""
+        self.post(subject, data, reply=reply, headers=headers)
+        if self.client.is_congested:
+            await self._decongest()
+
+    def post(self, subject: str, data: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Write one message; while disconnected it is buffered and sent after the reconnect."""
         _check_subject(subject)
-        size = len(data) + header_bytes(headers)
-        if size > self.max_payload:
-            raise BusError(f"{subject}: message of {size} bytes exceeds the server's max_payload of {self.max_payload}")
-        task = asyncio.current_task()
-        assert task is not None
-        cancels = task.cancelling()
         try:
-            await self.client.publish(subject, data, reply=reply, headers=headers)
+            self.client.post(subject, data, reply, headers)
+        except nats.errors.MaxPayloadError:
+            most = self.client.max_payload
+            raise BusError(
+                f"{subject}: a message of {len(data)} bytes exceeds the server's max_payload of {most}"
+            ) from None
         except (
             nats.errors.ConnectionClosedError,
             nats.errors.ConnectionDrainingError,
@@ -113,12 +107,9 @@ class Link:
             raise BusUnavailableError(f"{subject}: {error}") from error
         except nats.errors.Error as error:
             raise BusError(f"{subject}: {error}") from error
-        # nats-py swallows a cancellation that meets its flush.
-        if task.cancelling() > cancels:
-            raise asyncio.CancelledError
 
     async def request(
-        self, subject: str, data: bytes, *, timeout_s: float, headers: dict[str, str] | None = None
+        self, subject: str, data: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Frame:
         """Send once and return the first reply.
 
@@ -127,16 +118,18 @@ class Link:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        await self.ready(deadline)
+        if not self.client.is_connected or not self._ready.is_set():
+            await self.ready(deadline)
         answer: asyncio.Future[Frame | None] = loop.create_future()
         reply = self.expect(lambda frame: None if answer.done() else answer.set_result(frame))
+        timer = loop.call_at(deadline, _expire, answer)
         try:
             await self.send(subject, data, reply=reply, headers=headers)
-            async with asyncio.timeout_at(deadline):
-                frame = await answer
+            frame = await answer
         except TimeoutError:
             raise BusUnavailableError(f"{subject}: no answer within {timeout_s:g} s") from None
         finally:
+            timer.cancel()
             self.forget(reply)
         if frame is None:
             raise BusUnavailableError(f"{subject}: connection lost before the answer")
@@ -165,21 +158,21 @@ class Link:
         """Drop what still comes to `reply`."""
         self._waiting.pop(reply, None)
 
-    async def listen(self, subject: str, on_frame: OnFrame, *, queue: str = "") -> Listening:
+    async def listen(self, subject: str, handle: Callable[[Frame], Awaitable[None]], *, queue: str = "") -> Listening:
         """Subscribe. Frames are handled one after another."""
-        _check_subject(subject)
-        listening = Listening(on_frame, self.spawn)
-        try:
-            listening.subscription = await self.client.subscribe(subject, queue=queue, cb=listening.on_message)
-        except nats.errors.ConnectionClosedError as error:
-            raise BusUnavailableError(f"{subject}: {error}") from error
-        except nats.errors.Error as error:
-            raise BusError(f"{subject}: {error}") from error
+        listening = Listening(subject, handle, self.spawn)
+        listening.subscription = await self._subscribe(subject, listening.take, queue)
         return listening
 
-    async def leave(self, listening: Listening) -> None:
-        """Stop the server from sending to `listening`, which still handles what is on its way until it is closed."""
-        await self.client.leave(listening.subscription)
+    async def hear(self, subject: str, on_frame: OnFrame) -> Hearing:
+        """Subscribe. Frames are handed on as they arrive, to something that neither waits nor takes long."""
+        hearing = Hearing()
+        hearing.subscription = await self._subscribe(subject, on_frame, "")
+        return hearing
+
+    async def leave(self, hearing: Hearing) -> None:
+        """Stop the server from sending to `hearing`, which still hands on what is on its way until it is closed."""
+        await self.client.leave(hearing.subscription)
 
     async def rtt(self, timeout_s: float) -> float:
         """Seconds of one round trip through reader and writer; raises BusUnavailableError."""
@@ -211,15 +204,31 @@ class Link:
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_S)
 
-    async def _on_reply(self, message: Any) -> None:
-        waiting = self._waiting.get(message.subject)
+    async def _subscribe(self, subject: str, on_frame: OnFrame, queue: str) -> Any:
+        _check_subject(subject)
+        try:
+            return await self.client.hear(subject, on_frame, queue=queue)
+        except nats.errors.ConnectionClosedError as error:
+            raise BusUnavailableError(f"{subject}: {error}") from error
+        except nats.errors.Error as error:
+            raise BusError(f"{subject}: {error}") from error
+
+    async def _decongest(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancels = task.cancelling()
+        await self.client.decongest()
+        # nats-py swallows a cancellation that meets its flush.
+        if task.cancelling() > cancels:
+            raise asyncio.CancelledError
+
+    def _on_reply(self, frame: Frame) -> None:
+        waiting = self._waiting.get(frame.subject)
         if waiting is not None:
-            waiting(frame_of(message))
+            waiting(frame)
 
     async def _on_error(self, error: Exception) -> None:
-        if isinstance(error, nats.errors.SlowConsumerError):
-            log.warning("bus_message_dropped", subject=error.subject)
-        elif "permissions violation" in str(error).lower():
+        if "permissions violation" in str(error).lower():
             log.error("bus_permission_denied", error=str(error))
         else:
             log.debug("bus_connection_error", error=repr(error))
@@ -248,6 +257,11 @@ class Link:
         self._ready.set()
         for waiting in tuple(self._waiting.values()):
             waiting(None)
+
+
+def _expire(answer: "asyncio.Future[Frame | None]") -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 def _check_subject(subject: str) -> None:

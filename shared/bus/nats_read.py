@@ -5,6 +5,7 @@ Replies of a batched get come one message per record, closed by a `204 EOB`; eac
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 
 import msgspec
@@ -55,24 +56,51 @@ class Reader:
         loop = asyncio.get_running_loop()
         await self._link.ready(loop.time() + _SILENCE_S)
         request = {"next_by_subj": subject, "seq": after + 1, "batch": limit, "max_bytes": _BATCH_BYTES}
-        frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-        reply = self._link.expect(frames.put_nowait)
+        replies = _Replies()
+        reply = self._link.expect(replies.take)
         try:
             await self._link.send(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=reply)
-            while True:
-                async with asyncio.timeout(_SILENCE_S):
-                    frame = await frames.get()
-                if frame is None:
-                    raise BusUnavailableError(f"stream {stream}: connection lost while reading")
-                if frame.status == "404":
-                    return False
-                if frame.status == "204":
-                    return frame.headers.get("Nats-Num-Pending", "0") != "0"
-                records.append(_stored(_checked(stream, frame)))
-        except TimeoutError:
-            raise BusUnavailableError(f"stream {stream}: no answer to a read") from None
+            is_silent = not await replies.until_over()
         finally:
             self._link.forget(reply)
+        records += [_stored(frame) for frame in replies.frames]
+        if is_silent:
+            raise BusUnavailableError(f"stream {stream}: no answer to a read")
+        last = replies.last
+        if last is None:
+            raise BusUnavailableError(f"stream {stream}: connection lost while reading")
+        if last.status == "204":
+            return last.headers.get("Nats-Num-Pending", "0") != "0"
+        if last.status != "404":
+            _checked(stream, last)
+        return False
+
+
+class _Replies:
+    """The records of one batch, and the control message (or None, for a lost connection) behind them."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.last: Frame | None = None
+        self._over = asyncio.Event()
+
+    def take(self, frame: Frame | None) -> None:
+        """One reply more."""
+        if frame is not None and not frame.status:
+            self.frames.append(frame)
+            return
+        self.last = frame
+        self._over.set()
+
+    async def until_over(self) -> bool:
+        """Wait for the end; False when nothing more came for too long."""
+        num_seen = -1
+        while not self._over.is_set() and len(self.frames) > num_seen:
+            num_seen = len(self.frames)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SILENCE_S):
+                    await self._over.wait()
+        return self._over.is_set()
 
 
 def live_record(frame: Frame) -> Record:

@@ -1,78 +1,93 @@
-"""nats-py's objects in the form the rest of the bus uses: frames, subscriptions, and a client that lets go of the dead.
+"""Messages as they come off the wire, and subscriptions that hand them on."""
 
-Everything untyped about nats-py ends here and in `nats_link`.
-"""
-
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+import structlog
 
 NO_RESPONDERS = "503"
-_HEADER_LINE = len(b"NATS/1.0\r\n") + len(b"\r\n")
+_VERSION = "NATS/1.0"
+_MOST_BYTES = 64 << 20
+"""What one subscription may hold back for a handler that is slower than its messages."""
+
+log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
 class Frame:
-    """One message as it came off the wire."""
+    """One message. Most of them nobody asks for headers, so these are read only then."""
 
-    subject: str
-    data: bytes
-    reply: str
-    headers: Mapping[str, str]
+    __slots__ = ("_headers", "_raw", "data", "reply", "subject")
+
+    def __init__(self, subject: str, data: bytes, reply: str, raw_headers: bytes = b"") -> None:
+        self.subject = subject
+        self.data = data
+        self.reply = reply
+        self._raw = raw_headers
+        self._headers: Mapping[str, str] | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers; a control message has its `Status` and `Description` among them."""
+        if self._headers is None:
+            self._headers = parse_headers(self._raw)
+        return self._headers
 
     @property
     def status(self) -> str:
         """Status code of a control message, or an empty string."""
-        return self.headers.get("Status", "") if not self.data else ""
+        return self.headers.get("Status", "") if self._raw and not self.data else ""
 
 
-OnFrame = Callable[[Frame], Awaitable[None]]
+OnFrame = Callable[[Frame], None]
 OnReply = Callable[[Frame | None], None]
 """Receives each reply, or None when the connection broke."""
 
 
-class ImpatientClient(Client):  # type: ignore[misc]
-    """nats-py's client, made to drop a dead socket at once."""
+class Hearing:
+    """One subscription whose messages are handed on at once."""
 
-    async def _attempt_reconnect(self) -> None:
-        # close() would wait until the kernel took all buffered bytes, which a silent peer delays for minutes.
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-        await super()._attempt_reconnect()
-
-    async def leave(self, subscription: Any) -> None:
-        """Tell the server that nothing more is wanted, and still hand on what is on its way."""
-        for sid, each in self._subs.items():
-            if each is subscription:
-                await self._send_unsubscribe(sid)
-                return
-
-
-class Listening:
-    """One subscription. Closing lets a running handler finish; nats-py alone would cancel it, even from within."""
-
-    def __init__(self, on_frame: OnFrame, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(self) -> None:
         self.subscription: Any = None
+
+    async def close(self) -> None:
+        """Stop receiving; idempotent."""
+        with suppress(nats.errors.Error):
+            await self.subscription.unsubscribe()
+
+
+class Listening(Hearing):
+    """One subscription whose messages are handled one after another. Closing lets a running handler finish."""
+
+    def __init__(
+        self,
+        subject: str,
+        handle: Callable[[Frame], Awaitable[None]],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        super().__init__()
+        self._subject = subject
+        self._handle = handle
         self._spawn = spawn
-        self._on_frame = on_frame
+        self._frames: deque[Frame] = deque()
+        self._num_bytes = 0
         self._is_running = False
         self._is_closed = False
 
-    async def on_message(self, message: Any) -> None:
-        """Handle one message, unless closed."""
+    def take(self, frame: Frame) -> None:
+        """Line one message up, unless closed; one too many is dropped, as the server would drop it."""
         if self._is_closed:
             return
-        self._is_running = True
-        try:
-            await self._on_frame(frame_of(message))
-        finally:
-            self._is_running = False
-            self._leave_if_closed()
+        if self._num_bytes + len(frame.data) > _MOST_BYTES:
+            log.warning("bus_message_dropped", subject=self._subject)
+            return
+        self._frames.append(frame)
+        self._num_bytes += len(frame.data)
+        if not self._is_running:
+            self._is_running = True
+            self._spawn(self._run())
 
     async def close(self) -> None:
         """Stop receiving; idempotent."""
@@ -80,24 +95,46 @@ class Listening:
             return
         self._is_closed = True
         if not self._is_running:
-            await self._unsubscribe()
+            await super().close()
 
-    def _leave_if_closed(self) -> None:
-        if self._is_closed:
-            self._spawn(self._unsubscribe())
+    async def _run(self) -> None:
+        try:
+            while self._frames and not self._is_closed:
+                frame = self._frames.popleft()
+                self._num_bytes -= len(frame.data)
+                await self._handle_one(frame)
+        finally:
+            self._is_running = False
+            if self._is_closed:
+                self._spawn(super().close())
 
-    async def _unsubscribe(self) -> None:
-        with suppress(nats.errors.Error):
-            await self.subscription.unsubscribe()
+    async def _handle_one(self, frame: Frame) -> None:
+        try:
+            await self._handle(frame)
+        except Exception:  # one message must not keep those behind it from being handled
+            log.exception("bus_message_failed", subject=frame.subject)
 
 
-def frame_of(message: Any) -> Frame:
-    """The part of nats-py's message that matters."""
-    return Frame(message.subject, message.data, message.reply, message.headers or {})
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """Headers of a block as the server writes it: `NATS/1.0[ status[ description]]`, then one a line."""
+    headers: dict[str, str] = {}
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    status, _, description = first.removeprefix(_VERSION).strip().partition(" ")
+    if status:
+        headers["Status"] = status
+    if description:
+        headers["Description"] = description
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    return headers
 
 
-def header_bytes(headers: Mapping[str, str] | None) -> int:
-    """Bytes the headers take on the wire; they count against max_payload."""
-    if not headers:
-        return 0
-    return _HEADER_LINE + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """The block as the server reads it. Raises BadHeaderError when a header would break out of its line."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    block = f"{_VERSION}\r\n{lines}\r\n".encode()
+    if block.count(b"\n") != len(headers) + 2:
+        raise nats.errors.BadHeaderError(next(iter(headers)))
+    return block

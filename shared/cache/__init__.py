@@ -8,14 +8,19 @@ and may block up to their budget: call them from a thread, never from an event l
 from collections.abc import Sequence
 from typing import Protocol
 
+Buffer = bytes | bytearray | memoryview
+"""Bytes that nobody changes any more; views have items of one byte."""
+Value = Buffer | tuple[Buffer, ...]
+"""What is stored under one key; in parts, so that a header need not be copied together with what it heads."""
+
 
 class BlockStore(Protocol):
     """Values are opaque here; `codec` frames and verifies them, `keys` names them."""
 
-    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str]) -> list[Buffer | None]:
         """Values in the order of `keys`, None for each one not to be had; never raises."""
 
-    def put(self, items: Sequence[tuple[str, bytes]]) -> int:
+    def put(self, items: Sequence[tuple[str, Value]]) -> int:
         """Store values and return how many were stored; never raises."""
 
     def count_prefix(self, keys: Sequence[str]) -> int:

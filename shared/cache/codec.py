@@ -7,9 +7,9 @@ own hash, and last a crc32 over the header before it and the payload. The payloa
 import struct
 from zlib import crc32
 
+from headrace.shared.cache import Buffer
 from headrace.shared.cache.keys import LAYOUT, hash_of
 
-Buffer = bytes | bytearray | memoryview
 Shape = tuple[int, int, int, int]
 """Layers, KV heads, key width, value width; asymmetric and headless (0) layouts have their own numbers."""
 
@@ -27,17 +27,17 @@ assert _FIELDS.size + _CRC.size == HEADER_BYTES
 
 def frame(
     payload: Buffer, key: str, index: int, num_tokens: int, *, shape: Shape = UNSHAPED, layout: int = LAYOUT
-) -> bytes:
-    """Header + payload of block `index` of a prompt, to be stored under `key`."""
+) -> tuple[bytes, Buffer]:
+    """Header and payload of block `index` of a prompt, to be stored one after the other under `key`."""
     size = memoryview(payload).nbytes
     fields = _FIELDS.pack(_MAGIC, _VERSION, layout, size, index, num_tokens, *shape, hash_of(key))
-    return b"".join((fields, _CRC.pack(crc32(payload, crc32(fields))), payload))
+    return fields + _CRC.pack(crc32(payload, crc32(fields))), payload
 
 
 def unframe(
     value: Buffer, key: str, index: int, num_tokens: int, *, shape: Shape = UNSHAPED, layout: int = LAYOUT
-) -> bytes | None:
-    """The payload, if `value` is whole and is exactly the block asked for; else None, whatever is wrong with it."""
+) -> memoryview | None:
+    """The payload as a view into `value`, if that is whole and the very block asked for; None whatever is wrong."""
     view = memoryview(value)
     size = view.nbytes - HEADER_BYTES
     if size < 0:
@@ -47,4 +47,4 @@ def unframe(
     payload = view[HEADER_BYTES:]
     if view[: _FIELDS.size] != fields or view[_FIELDS.size : HEADER_BYTES] != _CRC.pack(crc32(payload, crc32(fields))):
         return None
-    return bytes(payload)
+    return payload

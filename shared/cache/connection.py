@@ -1,8 +1,9 @@
 """One connection to the store on which a whole exchange has one deadline.
 
-redis-py bounds each read alone, so a server that drips bytes could hold a caller for minutes. This transport gives
-every send and receive what is left of the exchange's budget; each MiB received adds to it, a drip adds nothing. Only
-looking up a host name is outside the budget: it is the operating system's, and has no deadline of ours.
+redis-py opens it, logs in and hangs up; the exchanges go past its parser (`resp`). It also bounds each read alone, so
+that a server that drips bytes could hold a caller for minutes. This transport gives every send and receive what is left
+of the exchange's budget; each MiB received adds to it, a drip adds nothing. Only looking up a host name is outside the
+budget: it is the operating system's, and has no deadline of ours.
 """
 
 import select
@@ -13,16 +14,15 @@ from typing import Any
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
-from redis.exceptions import ResponseError
 from redis.retry import Retry
 
+from headrace.shared.cache.resp import Command, Reader, pack
+
 CONNECT_S = 0.2
-READ_BYTES = 1 << 20
 S_PER_BYTE = 0.005 / (1 << 20)
 
 Address = str | tuple[str, int]
 """Path of a unix socket, or host and port."""
-Command = tuple[str | bytes | int, ...]
 
 
 class _TimedSocket(socket.socket):
@@ -65,11 +65,12 @@ class _Wire(AbstractConnection):
             protocol=2,  # no greeting to pay for on a fresh connection
             driver_info=None,
             retry=Retry(NoBackoff(), 0),
-            socket_read_size=READ_BYTES,
             **login,
         )
         self.host, self.port = (address, 0) if isinstance(address, str) else address
         self._timed: _TimedSocket | None = None
+        self.reader: Reader | None = None
+        """Reads the replies on the current socket."""
         self._until = 0.0
 
     def begin(self, deadline: float) -> None:
@@ -77,10 +78,11 @@ class _Wire(AbstractConnection):
         self._until = deadline
         if self._timed is None or self._timed.fileno() < 0:
             return
+        assert self.reader is not None
         self._timed.deadline = deadline
         poll = select.poll()
         poll.register(self._timed, select.POLLIN)
-        if poll.poll(0):  # the server has hung up, or left bytes nobody asked for
+        if poll.poll(0) or not self.reader.is_empty():  # the server has hung up, or left bytes nobody asked for
             self.disconnect()  # type: ignore[no-untyped-call]
 
     def _connect(self) -> socket.socket:
@@ -102,6 +104,7 @@ class _Wire(AbstractConnection):
             if family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.connect(address)
+            self.reader = Reader(sock)
         except OSError:
             sock.close()
             raise
@@ -129,14 +132,8 @@ class Connection:
         """
         self._wire.begin(time.monotonic() + budget_s)
         self._wire.connect()
-        self._wire.send_packed_command(self._wire.pack_commands(commands))
-        return [self._read() for _ in commands]
-
-    def _read(self) -> Any:
-        try:
-            return self._wire.read_response()
-        except ResponseError as refusal:
-            return refusal
+        self._wire.send_packed_command(pack(commands))
+        return [self._wire.reader.reply() for _ in commands]
 
     def drop(self) -> None:
         """Close; idempotent."""

@@ -4,6 +4,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from headrace.shared.cache import Buffer, Value
+
 
 class MemoryStore:
     """Least recently used values go first once `max_bytes` of values are held. Thread-safe.
@@ -18,9 +20,9 @@ class MemoryStore:
         self._lock = threading.Lock()
         self._closed = False
 
-    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str]) -> list[Buffer | None]:
         """The longest leading run that is there; None from the first missing key on, as blocks behind are useless."""
-        found: list[bytes | None] = [None] * len(keys)
+        found: list[Buffer | None] = [None] * len(keys)
         with self._lock:
             for place, key in enumerate(keys):
                 value = self._values.get(key)
@@ -30,11 +32,12 @@ class MemoryStore:
                 found[place] = value
         return found
 
-    def put(self, items: Sequence[tuple[str, bytes]]) -> int:
+    def put(self, items: Sequence[tuple[str, Value]]) -> int:
         """Store values in order; one larger than the whole store is refused."""
         num_stored = 0
         with self._lock:
-            for key, value in items:
+            for key, parts in items:
+                value = b"".join(parts) if isinstance(parts, tuple) else bytes(parts)
                 if not self._closed and len(value) <= self._max_bytes:
                     self._store(key, value)
                     num_stored += 1

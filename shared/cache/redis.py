@@ -15,9 +15,10 @@ from redis.connection import parse_url
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from headrace.shared.cache import BlockStore
+from headrace.shared.cache import BlockStore, Buffer, Value
 from headrace.shared.cache.breaker import Breaker
-from headrace.shared.cache.connection import S_PER_BYTE, Command, Connection
+from headrace.shared.cache.connection import S_PER_BYTE, Connection
+from headrace.shared.cache.resp import Command
 from headrace.shared.config import Cache
 from headrace.shared.errors import CacheError, ConfigError
 
@@ -26,9 +27,9 @@ _KEYS_PER_COUNT = 128
 _BYTES_PER_PUT = 8 << 20
 _MAX_IDLE = 8
 _FAILURES = (RedisError, OSError, ValueError)
-"""What a round trip can end in; ValueError is redis-py's parser on a server that speaks another protocol."""
+"""What a round trip can end in; ValueError is a server that speaks another protocol."""
 
-Item = tuple[str, bytes]
+Item = tuple[str, tuple[Buffer, ...]]
 
 
 class Meter(Protocol):
@@ -69,12 +70,12 @@ class RedisStore:
         self._idle: deque[Connection] = deque()
         self._closed = False
 
-    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+    def get(self, keys: Sequence[str]) -> list[Buffer | None]:
         """The longest leading run that is there; None from the first missing key on, as blocks behind are useless.
 
         At most 8 keys a round trip, and none after the first miss. What is read lives on for another `ttl_s`.
         """
-        found: list[bytes | None] = [None] * len(keys)
+        found: list[Buffer | None] = [None] * len(keys)
         cut, began = None, time.monotonic()
         try:
             for first in range(0, len(keys), _KEYS_PER_GET):
@@ -88,13 +89,13 @@ class RedisStore:
         self._meter.looked_up(time.monotonic() - began, cut)
         return found
 
-    def put(self, items: Sequence[Item]) -> int:
+    def put(self, items: Sequence[tuple[str, Value]]) -> int:
         """Store values in order, at most 8 MiB a round trip, until the first that is refused; returns how many were."""
         num_stored = 0
         try:
-            for group in _groups(items):
+            for group in _groups([(key, _parts(value)) for key, value in items]):
                 sets = [("SET", key, value, "EX", self._ttl_s) for key, value in group]
-                replies = self._exchange(sets, sum(len(value) for _, value in group))
+                replies = self._exchange(sets, sum(_size(value) for _, value in group))
                 stored = _leading(reply == b"OK" for reply in replies)
                 num_stored += stored
                 if stored < len(group):
@@ -139,7 +140,7 @@ class RedisStore:
         while connection := self._pop_idle():
             connection.drop()
 
-    def _get_run(self, keys: Sequence[str]) -> list[bytes]:
+    def _get_run(self, keys: Sequence[str]) -> list[Buffer]:
         """Values before the first missing one. The time to live is renewed in the same round trip."""
         renewals = [("EXPIRE", key, self._ttl_s) for key in keys]
         values = self._exchange([("MGET", *keys), *renewals])[0]
@@ -191,16 +192,24 @@ def _leading(there: Iterator[bool]) -> int:
     return num
 
 
+def _parts(value: Value) -> tuple[Buffer, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _size(parts: tuple[Buffer, ...]) -> int:
+    return sum(len(part) for part in parts)
+
+
 def _groups(items: Sequence[Item]) -> Iterator[list[Item]]:
     """Runs of items of at most 8 MiB together; a larger item goes alone."""
     group: list[Item] = []
     size = 0
     for item in items:
-        if group and size + len(item[1]) > _BYTES_PER_PUT:
+        if group and size + _size(item[1]) > _BYTES_PER_PUT:
             yield group
             group, size = [], 0
         group.append(item)
-        size += len(item[1])
+        size += _size(item[1])
     if group:
         yield group
 

@@ -15,6 +15,9 @@ from typing import Protocol
 from headrace.shared.messages import Script
 from headrace.shared.records import Cause
 
+Payload = bytes | bytearray | memoryview
+"""Content of one block, which nobody changes any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplerParams:
@@ -82,6 +85,12 @@ class Pressure:
     total_tokens: int
     used_blocks: int
     """Blocks held by sequences (0 when idle)."""
+    prompt_tokens: int = 0
+    """Tokens still to compute before the sequences held can generate."""
+    prompt_rate: float = field(default=0.0, compare=False)
+    """Prompt tokens computed per second, as measured; 0 when unknown."""
+    token_rate: float = field(default=0.0, compare=False)
+    """Tokens generated per second by a batch of the present size, as measured; 0 when unknown."""
 
 
 class StepError(Exception):
@@ -100,7 +109,7 @@ class Engine(Protocol):
     max_context: int
     """Most tokens (prompt + generated) of one sequence."""
 
-    def add(self, spec: SequenceSpec, blocks: Sequence[bytes] = (), first_block: int = 0) -> None:
+    def add(self, spec: SequenceSpec, blocks: Sequence[Payload] = (), first_block: int = 0) -> None:
         """Queue a sequence. `blocks` are payloads of prompt blocks `first_block…`, as `export` gave them elsewhere;
         they must join on to what `num_local` reported. A payload of the wrong size raises ValueError, as does an
         empty prompt, a prompt that can never fit, or an id in use.
@@ -109,7 +118,7 @@ class Engine(Protocol):
     def num_local(self, block_keys: Sequence[str]) -> int:
         """How many leading blocks of these keys are in this engine already."""
 
-    def export(self, id: str, first: int, last: int) -> list[bytes]:  # noqa: A002
+    def export(self, id: str, first: int, last: int) -> list[Payload]:  # noqa: A002
         """Raw payloads of full prompt blocks [first, last) of a held sequence, computed already."""
 
     def step(self) -> list[StepOutput]:

@@ -10,11 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import structlog
 
-from headrace.shared.engine import Engine, Pressure, SequenceSpec, StepError, StepOutput
+from headrace.shared.engine import Engine, Payload, Pressure, SequenceSpec, StepError, StepOutput
 from headrace.shared.telemetry import metrics
 
 _LONGEST_WAIT_S = 3600.0
@@ -28,6 +29,8 @@ _RATE_DECAY = 0.8
 T = TypeVar("T")
 _Command = Callable[["PacedEngine"], None]
 Sink = Callable[[StepOutput | StepError], None]
+BlockSink = Callable[[int, list[Payload]], None]
+"""Takes the payloads of blocks `first…` of a prompt."""
 log = structlog.get_logger()
 
 
@@ -36,6 +39,19 @@ class PacedEngine(Engine, Protocol):
 
     def next_due(self) -> float | None:
         """Monotonic seconds at which `has_work` turns True by itself; None if it will not."""
+
+
+@dataclass(slots=True)
+class _Export:
+    """Blocks of a prompt that leave the engine as they are computed."""
+
+    first: int
+    """The next one."""
+    last: int
+    sink: BlockSink
+
+
+_Exported = tuple[BlockSink, int, list[Payload]]
 
 
 class EngineDriver:
@@ -48,6 +64,8 @@ class EngineDriver:
         self._sinks: dict[str, Sink] = {}
         self._computed: dict[str, int] = {}
         """Prompt tokens computed so far of the sequences that still compute; the engine thread's own."""
+        self._exports: dict[str, _Export] = {}
+        """The engine thread's own."""
         metrics.MAP_SIZE.labels(name=f"engine_{name}").set_function(lambda: len(self._sinks))
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._work, name=f"engine-{name}", daemon=True)
@@ -89,16 +107,39 @@ class EngineDriver:
         self._commands.put(work)
         return await asyncio.wrap_future(done)
 
-    async def add(self, spec: SequenceSpec, sink: Sink, blocks: Sequence[bytes] = (), first_block: int = 0) -> None:
+    def num_local(self, block_keys: Sequence[str]) -> int:
+        """How many leading blocks the engine has, at a glance from outside: by the time it counts, it may be fewer.
+
+        The engine's look-up only reads; waiting for its step to end would cost more than a wrong guess.
+        """
+        return self._engine.num_local(block_keys)
+
+    async def add(
+        self,
+        spec: SequenceSpec,
+        sink: Sink,
+        blocks: Sequence[Payload] = (),
+        first_block: int = 0,
+        *,
+        first_export: int = 0,
+        on_blocks: BlockSink | None = None,
+    ) -> None:
         """Queue a sequence; `sink` is called on the loop with every output. Raises ValueError as the engine does.
 
-        Whatever it raises, a cancel included, nothing of the sequence is left.
+        `on_blocks` is called with the keyed prompt blocks from `first_export` on, as they are computed and before the
+        output that tells of it. Whatever this raises, a cancel included, nothing of the sequence is left.
         """
         if spec.id in self._sinks:
             raise ValueError(f"id {spec.id!r} is in use")
         self._sinks[spec.id] = sink
+
+        def add(engine: PacedEngine) -> None:
+            engine.add(spec, blocks, first_block)
+            if on_blocks is not None:
+                self._exports[spec.id] = _Export(first_export, len(spec.block_keys), on_blocks)
+
         try:
-            await self.call(lambda engine: engine.add(spec, blocks, first_block))
+            await self.call(add)
         except BaseException:
             self.release(spec.id)
             raise
@@ -109,6 +150,7 @@ class EngineDriver:
 
         def work(engine: PacedEngine) -> None:
             self._computed.pop(id, None)
+            self._exports.pop(id, None)
             engine.release(id)
 
         self._commands.put(work)
@@ -162,7 +204,20 @@ class EngineDriver:
             self.rate = _RATE_DECAY * self.rate + (1 - _RATE_DECAY) * num_tokens / seconds
         self._look()
         if outputs:
-            self._loop.call_soon_threadsafe(self._deliver, outputs)
+            self._loop.call_soon_threadsafe(self._deliver, outputs, self._export(outputs))
+
+    def _export(self, outputs: Sequence[StepOutput | StepError]) -> list[_Exported]:
+        """Copy out the blocks that the step completed, while nobody can take them away."""
+        exported: list[_Exported] = []
+        for output in outputs:
+            export = self._exports.get(output.id)
+            if export is None or isinstance(output, StepError):
+                continue
+            first, last = export.first, min(export.last, output.num_computed // self.block_tokens)
+            if last > first:
+                export.first = last
+                exported.append((export.sink, first, self._engine.export(output.id, first, last)))
+        return exported
 
     def _num_new(self, output: StepOutput) -> int:
         """Tokens a step computed for one sequence: generated ones, and those of the prompt that were not found."""
@@ -178,7 +233,9 @@ class EngineDriver:
         self.pressure = pressure = self._engine.pressure()
         metrics.KV_BLOCKS_USED.set(pressure.used_blocks)
 
-    def _deliver(self, outputs: Sequence[StepOutput | StepError]) -> None:
+    def _deliver(self, outputs: Sequence[StepOutput | StepError], exported: Sequence[_Exported] = ()) -> None:
+        for take, first, payloads in exported:
+            take(first, payloads)
         for output in outputs:
             sink = self._sinks.get(output.id)
             if sink is None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence as Run
 
-from headrace.shared.engine import Pressure, SequenceSpec, StepError, StepOutput
+from headrace.shared.engine import Payload, Pressure, SequenceSpec, StepError, StepOutput
 from headrace.shared.engine.runner import Runner
 from headrace.shared.engine.sampler import validate
 from headrace.shared.engine.scheduler import Scheduler
@@ -40,13 +40,15 @@ class TorchEngine:
     ) -> None:
         self.block_tokens = block_tokens
         self._vocab_size = loaded.config.vocab
-        self._block_bytes = KVStorage.block_bytes_for(loaded.config, block_tokens, loaded.kv_dtype)
+        self._block_bytes = KVStorage.block_bytes_for(loaded.config, block_tokens, loaded.kv_dtype, loaded.kv_head_size)
         num_blocks = kv_bytes // self._block_bytes
         if num_blocks < 1:
             raise ConfigError(f"engine.kv_bytes={kv_bytes} does not hold one block of {self._block_bytes} bytes")
         self.max_context = min(max_context, num_blocks * block_tokens)
         self._scheduler = Scheduler(num_blocks, block_tokens=block_tokens, step_tokens=step_tokens, max_batch=max_batch)
-        self._storage = KVStorage(loaded.config, num_blocks, block_tokens, loaded.kv_dtype, loaded.device)
+        self._storage = KVStorage(
+            loaded.config, num_blocks, block_tokens, loaded.kv_dtype, loaded.device, head_size=loaded.kv_head_size
+        )
         self._runner = Runner(loaded.decoder, self._storage, block_tokens=block_tokens, device=loaded.device)
 
     @property
@@ -54,7 +56,7 @@ class TorchEngine:
         """Bytes of KV per token."""
         return self._block_bytes // self.block_tokens
 
-    def add(self, spec: SequenceSpec, blocks: Run[bytes] = (), first_block: int = 0) -> None:
+    def add(self, spec: SequenceSpec, blocks: Run[Payload] = (), first_block: int = 0) -> None:
         """Queue a sequence, writing `blocks` into the pool as soon as it has room for the sequence."""
         sequence = Sequence(spec, block_tokens=self.block_tokens, max_context=self.max_context)
         validate(spec.sampling, self._vocab_size)
@@ -71,7 +73,7 @@ class TorchEngine:
         """How many leading blocks of these keys are in this engine already."""
         return self._scheduler.num_local(block_keys)
 
-    def export(self, id: str, first: int, last: int) -> list[bytes]:  # noqa: A002  # the contract's own word
+    def export(self, id: str, first: int, last: int) -> list[Payload]:  # noqa: A002  # the contract's own word
         """Payloads of prompt blocks [first, last); raises ValueError if they are not all computed."""
         return [self._storage.export_block(block) for block in self._scheduler.computed_blocks(id, first, last)]
 

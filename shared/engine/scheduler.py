@@ -4,8 +4,11 @@ Continuous batching. Sequences are admitted in order of arrival with blocks for 
 holds no blocks, so nobody holds blocks while waiting for more. When the blocks run out, the youngest running sequence
 gives all of its back and is computed again later; it keeps its tokens, so nothing is generated or reported twice.
 Because the oldest is never preempted by a younger one and every admitted sequence fits alone, someone always advances.
+
+A step is as large as its measured pace allows: prompts beside generated rows take no longer than the rows themselves.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Run
@@ -14,7 +17,12 @@ from typing import NamedTuple
 from headrace.shared.engine import Pressure, StepOutput
 from headrace.shared.engine.blocks import BlockPool
 from headrace.shared.engine.budget import share
+from headrace.shared.engine.ledger import Import, Ledger
+from headrace.shared.engine.pace import Pace
 from headrace.shared.engine.sequence import Sequence, Status
+
+_IMPORTS_PER_STEP = 64
+"""Blocks written into the pool between two steps at most: running streams wait for it."""
 
 
 class Work(NamedTuple):
@@ -27,9 +35,19 @@ class Work(NamedTuple):
 class Scheduler:
     """Owns the queues and the block pool of one engine."""
 
-    def __init__(self, num_blocks: int, *, block_tokens: int, step_tokens: int, max_batch: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_tokens: int,
+        step_tokens: int,
+        max_batch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` times steps, from `plan` to `commit`."""
         self.block_tokens = block_tokens
         self._pool = BlockPool(num_blocks)
+        self._ledger = Ledger(self._pool, block_tokens)
         self._step_tokens = step_tokens
         # With a token for every running sequence in each step, no generated row ever waits for another.
         self._max_running = min(max_batch, step_tokens)
@@ -39,6 +57,10 @@ class Scheduler:
         """In order of arrival, and all of them arrived before those waiting."""
         self._ended: list[Sequence] = []
         """Finished without computing anything, not reported yet."""
+        self._num_imports_left = _IMPORTS_PER_STEP
+        self._clock = clock
+        self._pace = Pace()
+        self._planned_at = 0.0
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -50,7 +72,7 @@ class Scheduler:
         if sequence.id in self._held:
             raise ValueError(f"id {sequence.id!r} is in use")
         num_most = sequence.num_prompt + sequence.spec.max_new
-        num_blocks = self._num_blocks(min(num_most, sequence.max_context))
+        num_blocks = self._ledger.num_blocks(min(num_most, sequence.max_context))
         if num_blocks > self._pool.num_blocks:
             raise ValueError(f"{num_blocks} blocks of KV do not fit in {self._pool.num_blocks}")
         self._held[sequence.id] = sequence
@@ -68,7 +90,7 @@ class Scheduler:
         for queue in (self._waiting, self._running, self._ended):
             if sequence in queue:
                 queue.remove(sequence)
-        self._pool.release(sequence.blocks)
+        self._ledger.close(sequence)
 
     def fail(self, id: str) -> None:  # noqa: A002
         """Never compute a running sequence again; it stays held until it is released."""
@@ -77,31 +99,44 @@ class Scheduler:
         sequence.status = Status.FINISHED
         sequence.cause = "error"
 
-    def admit(self, import_block: Callable[[int, bytes], None]) -> None:
-        """Start waiting sequences while there is room, writing what they bring along through `import_block`."""
+    def admit(self, import_block: Import) -> None:
+        """Start waiting sequences while there is room, and write a portion of what they bring along through
+        `import_block`: what is left follows after the next step, and its sequence with it.
+        """
         while self._waiting and self._can_admit(self._waiting[0]):
-            self._start(self._waiting.popleft(), import_block)
+            sequence = self._waiting.popleft()
+            self._ledger.open(sequence)
+            sequence.status = Status.RUNNING
+            self._running.append(sequence)
+        for sequence in self._running:
+            self._num_imports_left -= self._ledger.bring_in(sequence, import_block, self._num_imports_left)
 
     def plan(self, skipping: Collection[str] = ()) -> list[Work]:
         """Choose the work of one step, leaving out the ids `skipping`: generated rows first, the rest of the budget
         to prompts. May preempt, which loses no tokens.
         """
+        self._planned_at = self._clock()
+        self._num_imports_left = _IMPORTS_PER_STEP
         for sequence in self.running:
             if sequence.status is Status.RUNNING:
                 self._grow(sequence)
-        ready = [sequence for sequence in self._running if sequence.id not in skipping]
+        ready = [one for one in self._running if one.id not in skipping and not one.payloads]
         work = [Work(sequence, sequence.num_pending) for sequence in ready if sequence.num_pending <= 1]
         prompts = self._without_doubles([sequence for sequence in ready if sequence.num_pending > 1])
-        shares = share(self._step_tokens - len(work), [sequence.num_pending for sequence in prompts])
+        budget = self._pace.prompt_budget(len(work), self._step_tokens - len(work))
+        shares = share(budget, [sequence.num_pending for sequence in prompts])
         # A prompt whose last blocks were all found has nothing left to compute but its end to report.
         return work + [Work(*pair) for pair in zip(prompts, shares, strict=True) if pair[1] or not pair[0].num_pending]
 
     def commit(self, work: Run[Work], sampled: Mapping[str, Run[int]]) -> list[StepOutput]:
         """Record that `work` is computed and what was sampled for the sequences it brought to their target."""
+        num_rows = sum(sequence.num_pending == 1 for sequence, _ in work)
+        num_prompt = sum(num_tokens for sequence, num_tokens in work if sequence.num_pending > 1)
+        self._pace.observe(num_rows, num_prompt, self._clock() - self._planned_at)
         outputs = [_output(sequence, []) for sequence in self._ended]
         self._ended.clear()
         for sequence, num_tokens in work:
-            self._advance(sequence, num_tokens)
+            self._ledger.advance(sequence, num_tokens)
             tokens = sequence.accept(sampled.get(sequence.id, ()))
             if sequence.ending():
                 self._running.remove(sequence)
@@ -133,12 +168,17 @@ class Scheduler:
 
     def pressure(self) -> Pressure:
         """Current load."""
+        pending = [sequence.num_pending for queue in (self._running, self._waiting) for sequence in queue]
+        num_rows = sum(num <= 1 for num in pending)
         return Pressure(
             num_sequences=len(self._held),
             num_waiting=len(self._waiting),
             free_tokens=self._pool.num_free * self.block_tokens,
             total_tokens=self._pool.num_blocks * self.block_tokens,
             used_blocks=self._pool.num_held,
+            prompt_tokens=sum(num for num in pending if num > 1),
+            prompt_rate=self._pace.prompt_rate,
+            token_rate=self._pace.token_rate(max(1, num_rows)),
         )
 
     def drop_cache(self) -> None:
@@ -155,59 +195,26 @@ class Scheduler:
         num_finished = sum(status is Status.FINISHED for status in statuses.values())
         assert num_finished + len(self._running) + len(self._waiting) == len(self._held)
 
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_tokens)
-
-    def _hits(self, sequence: Sequence) -> list[int]:
-        return self._pool.match(sequence.spec.block_keys[: sequence.num_reusable])
-
     def _can_admit(self, sequence: Sequence) -> bool:
         if len(self._running) >= self._max_running:
             return False
-        hits = self._hits(sequence)
-        num_fresh = self._num_blocks(sequence.num_target) - len(hits)
         # Each running sequence may soon need one more block: without this margin the newcomer is preempted at once.
-        return self._pool.can_allocate(num_fresh + len(self._running), reusing=hits)
-
-    def _start(self, sequence: Sequence, import_block: Callable[[int, bytes], None]) -> None:
-        hits = self._hits(sequence)
-        self._pool.acquire(hits)  # before allocating, which could evict them
-        sequence.blocks = hits + self._pool.allocate(self._num_blocks(sequence.num_target) - len(hits))
-        sequence.status = Status.RUNNING
-        self._running.append(sequence)
-        num_ready = len(hits)
-        sequence.num_computed = num_ready * self.block_tokens
-        while num_ready < sequence.num_reusable and num_ready in sequence.payloads:
-            import_block(sequence.blocks[num_ready], sequence.payloads[num_ready])
-            self._advance(sequence, self.block_tokens)
-            num_ready += 1
-        sequence.payloads = {}
-        sequence.count_cached(sequence.num_computed)
+        return self._ledger.can_open(sequence, margin=len(self._running))
 
     def _finish(self, sequence: Sequence) -> None:
         sequence.cause = sequence.ending()
         sequence.status = Status.FINISHED
 
-    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
-        """Move `num_computed` on and publish the keyed blocks that became complete."""
-        first = sequence.num_computed // self.block_tokens
-        sequence.num_computed += num_tokens
-        keys = sequence.spec.block_keys
-        for index in range(first, min(sequence.num_computed // self.block_tokens, len(keys))):
-            self._pool.publish(sequence.blocks[index], keys[index])
-
     def _grow(self, sequence: Sequence) -> None:
         """Give a running sequence the blocks its pending tokens need, or preempt it."""
-        num_missing = self._num_blocks(sequence.num_target) - len(sequence.blocks)
-        while num_missing > 0 and not self._pool.can_allocate(num_missing):
+        while not self._ledger.can_extend(sequence):
             youngest = self._running.pop()
-            self._pool.release(youngest.blocks)
+            self._ledger.close(youngest)
             youngest.preempt()
             self._waiting.appendleft(youngest)
             if youngest is sequence:
                 return
-        if num_missing > 0:
-            sequence.blocks += self._pool.allocate(num_missing)
+        self._ledger.extend(sequence)
 
     def _without_doubles(self, prompts: list[Sequence]) -> list[Sequence]:
         """Leave out whoever would compute a block that an older sequence is computing; it takes that block over
@@ -216,23 +223,13 @@ class Scheduler:
         busy: set[str] = set()
         chosen = []
         for sequence in prompts:
-            self._take_over(sequence)
+            self._ledger.take_over(sequence)
             if sequence.awaited_key in busy:
                 continue
             chosen.append(sequence)
             if sequence.current_key is not None:
                 busy.add(sequence.current_key)
         return chosen
-
-    def _take_over(self, sequence: Sequence) -> None:
-        """Replace blocks yet to be computed by blocks that others have published since."""
-        while (key := sequence.awaited_key) is not None and (block := self._pool.lookup(key)) is not None:
-            index = sequence.num_computed // self.block_tokens
-            self._pool.acquire([block])
-            self._pool.release([sequence.blocks[index]])
-            sequence.blocks[index] = block
-            sequence.num_computed += self.block_tokens
-            sequence.count_cached(self.block_tokens)
 
 
 def _output(sequence: Sequence, tokens: list[int]) -> StepOutput:

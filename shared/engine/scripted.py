@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Run
 
-from headrace.shared.engine import Pressure, SequenceSpec, StepError, StepOutput
+from headrace.shared.engine import Payload, Pressure, SequenceSpec, StepError, StepOutput
 from headrace.shared.engine.player import EOS, FIRST_TEXT_ID, VOCAB_SIZE, FaultKind, Player, compose, steps_of
 from headrace.shared.engine.scheduler import Scheduler
 from headrace.shared.engine.sequence import Sequence
@@ -65,7 +65,7 @@ class ScriptedEngine:
         self._prompts: dict[str, Run[int]] = {}
         self._players: dict[str, Player] = {}
 
-    def add(self, spec: SequenceSpec, blocks: Run[bytes] = (), first_block: int = 0) -> None:
+    def add(self, spec: SequenceSpec, blocks: Run[Payload] = (), first_block: int = 0) -> None:
         """Queue a sequence; a payload that holds other ids than the prompt's raises ValueError."""
         score = compose(spec.script, spec.sampling.choice, spec.prompt)
         sequence = Sequence(
@@ -88,7 +88,7 @@ class ScriptedEngine:
         """How many leading blocks of these keys are in this engine already."""
         return self._scheduler.num_local(block_keys)
 
-    def export(self, id: str, first: int, last: int) -> list[bytes]:  # noqa: A002  # the contract's own word
+    def export(self, id: str, first: int, last: int) -> list[Payload]:  # noqa: A002  # the contract's own word
         """Payloads of prompt blocks [first, last); raises ValueError if they are not all computed."""
         self._scheduler.computed_blocks(id, first, last)
         return [self._payload(self._prompts[id], index) for index in range(first, last)]
@@ -159,6 +159,6 @@ class ScriptedEngine:
         return pack_ids(prompt[first : first + self.block_tokens])
 
 
-def _keep_nothing(block: int, payload: bytes) -> None:
+def _keep_nothing(block: int, payload: Payload) -> None:
     """A scripted block has no content beyond the ids its sequence knows."""
     del block, payload

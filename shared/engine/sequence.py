@@ -10,7 +10,7 @@
 from collections.abc import Sequence as Run
 from enum import Enum, auto
 
-from headrace.shared.engine import SequenceSpec
+from headrace.shared.engine import Payload, SequenceSpec
 from headrace.shared.records import Cause
 
 
@@ -42,7 +42,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.num_computed = 0
         self.num_cached = 0
-        self.payloads: dict[int, bytes] = {}
+        self.payloads: dict[int, Payload] = {}
         """Contents of prompt blocks computed elsewhere, by block number, until the sequence is admitted."""
         self.status = Status.WAITING
         self.was_preempted = False
@@ -113,7 +113,7 @@ class Sequence:
         self.tokens += accepted
         return accepted
 
-    def bring(self, blocks: Run[bytes], first_block: int) -> None:
+    def bring(self, blocks: Run[Payload], first_block: int) -> None:
         """Attach contents of the prompt's full blocks `first_block`…; raises ValueError if there are none such."""
         if first_block < 0 or first_block + len(blocks) > self.num_prompt // self.block_tokens:
             raise ValueError(f"{len(blocks)} blocks from {first_block} on are not blocks of this prompt")

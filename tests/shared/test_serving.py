@@ -1,6 +1,7 @@
 """The models of an engine worker: opened together, closed together, and no life without their engines."""
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from headrace.shared.cache.memory import MemoryStore
 from headrace.shared.engine import SequenceSpec
 from headrace.shared.errors import ConfigError, ModelError
 from headrace.shared.messages import Deadlines, Request
+from headrace.shared.reports import WorkerReport
 from headrace.shared.serving import EngineFailedError, open_models
 from headrace.shared.settings import load
 
@@ -139,6 +141,36 @@ async def test_blocks_that_fit_are_used_and_others_computed(monkeypatch):
             served.driver.release(name)
 
     assert cached == [32, 0]
+
+
+@pytest.mark.parametrize(("prompt_rate", "num_fetches"), [(0.0, 1), (1000.0, 1), (1e6, 0)])
+async def test_blocks_that_are_computed_faster_are_not_fetched(monkeypatch, prompt_rate, num_fetches):
+    asked = []
+
+    class Watched(MemoryStore):
+        def get(self, keys):
+            asked.append(keys)
+            return super().get(keys)
+
+    monkeypatch.setattr(serving, "open_store", lambda *_: Watched())
+    async with open_models(CONFIG, "decode") as models:
+        served = models.get("scripted")
+        served.driver.pressure = dataclasses.replace(served.driver.pressure, prompt_rate=prompt_rate)
+        spec = SequenceSpec(id="s", prompt=PROMPT, max_new=1, block_keys=["kv:a", "kv:b"])
+        await served.add(spec, lambda _output: None, num_wanted=2)
+        served.driver.release("s")
+
+    assert len(asked) == num_fetches
+
+
+async def test_a_worker_reports_rates_and_room(monkeypatch):
+    async with open_models(CONFIG, "decode") as models:
+        full = dataclasses.replace(models.get("scripted").driver.pressure, free_tokens=0, prompt_rate=7.0)
+        models.get("scripted").driver.pressure = full
+        report = WorkerReport(stage="decode", wid="decode-a", **models.load())
+
+    assert (report.kv_free_tokens, report.prompt_rate, report.cache_ok) == (1, 7.0, False)
+    assert report.fetch_rate > 0
 
 
 async def test_a_prompt_the_engine_refuses_is_refused():

@@ -1,8 +1,9 @@
-/* Causal attention of new rows over paged bf16 keys and values, one softmax pass over tiles of sixteen keys.
+/* Causal attention of new rows over paged keys and values, one softmax pass over tiles of sixteen keys.
  *
- * A tile is sixteen consecutive slots that start at a multiple of sixteen positions. Keys lie within it as
- * [kv_head, head_dim, 16], values as [16, kv_head, head_dim]. A query visits its tiles from the oldest on, whatever else
- * is computed beside it: its result depends on its own position and the cache alone.
+ * A tile is sixteen consecutive slots that start at a multiple of sixteen positions. Keys and values are signed bytes with
+ * a scale per 32 elements of a head; memory is what attention waits for. A head's part of a tile lies in one piece: keys as
+ * [head_dim, 16], values as [16, head_dim], then the scales as [head_dim / 32, 16]. A query visits its tiles from the oldest
+ * on, whatever else is computed beside it: its result depends on its own position and the cache alone.
  */
 #pragma once
 #include "pool.h"
@@ -17,7 +18,7 @@ typedef struct { int32_t start, num_new, context, table; } span; /* rows of one 
 
 typedef struct {
   const float *qkv; /* [rows, heads + 2 kv_heads, head_dim], rotated */
-  const uint16_t *keys, *values;
+  const uint8_t *keys, *values;
   const int32_t *tables;
   const span *spans;
   const int32_t *tasks; /* [tasks, 2]: span and its first query; times kv_heads */
@@ -26,11 +27,14 @@ typedef struct {
   float scale, softcap;
 } attention;
 
+/* Bytes of one head's keys, or values, in a tile. */
+static inline int64_t head_bytes(int dim) { return LANES * (dim + 4 * dim / GROUP); }
+
 /* What one tile's sixteen keys add to some queries: q[r] → most, total and acc of row r. `last`: keys anybody sees. */
 static inline __attribute__((always_inline)) void attend_rows(
-    const int rows, const float *const *q, const float *k, const float *v, int dim, const uint32_t *seen, int last, float scale,
-    float softcap, float *most, float *total, float *acc) {
-  __m512 even[TOGETHER], odd[TOGETHER];
+    const int rows, const float *const *q, const float *k, const float *v, const float *v_scales, int dim, const uint32_t *seen,
+    int last, float scale, float softcap, float *most, float *total, float *acc) {
+  __m512 even[TOGETHER], odd[TOGETHER], p[TOGETHER];
   for (int r = 0; r < rows; r++) even[r] = odd[r] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2) {
     __m512 k0 = _mm512_load_ps(k + d * LANES), k1 = _mm512_load_ps(k + (d + 1) * LANES);
@@ -49,16 +53,16 @@ static inline __attribute__((always_inline)) void attend_rows(
     if (peak < most[r]) peak = most[r];
     drops[r] = most[r] - peak; /* -inf at the first tile: the sums are zero then */
     most[r] = peak;
-    __m512 p = _mm512_maskz_mov_ps((__mmask16)seen[r], exp16(_mm512_sub_ps(s, _mm512_set1_ps(peak))));
-    _mm512_store_ps(weights[r], p);
+    p[r] = _mm512_maskz_mov_ps((__mmask16)seen[r], exp16(_mm512_sub_ps(s, _mm512_set1_ps(peak))));
   }
   _mm512_store_ps(drops, exp16(_mm512_load_ps(drops)));
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; r++) total[r] = total[r] * drops[r] + _mm512_reduce_add_ps(_mm512_load_ps(weights[r]));
-  for (int d = 0; d < dim; d += 2 * LANES) {
-    __m512 a[TOGETHER], b[TOGETHER];
+  for (int r = 0; r < rows; r++) total[r] = total[r] * drops[r] + _mm512_reduce_add_ps(p[r]);
+  for (int d = 0; d < dim; d += GROUP) {
+    __m512 a[TOGETHER], b[TOGETHER], scales = _mm512_load_ps(v_scales + d / GROUP * LANES);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
+      _mm512_store_ps(weights[r], _mm512_maskz_mul_ps((__mmask16)seen[r], p[r], scales));
       a[r] = _mm512_mul_ps(_mm512_load_ps(acc + r * dim + d), _mm512_set1_ps(drops[r]));
       b[r] = _mm512_mul_ps(_mm512_load_ps(acc + r * dim + d + LANES), _mm512_set1_ps(drops[r]));
     }
@@ -79,17 +83,29 @@ static inline __attribute__((always_inline)) void attend_rows(
 }
 
 /* Ask for a tile before it is needed: blocks lie anywhere in memory. */
-static inline void fetch_tile(const uint16_t *keys, const uint16_t *values, int dim, int stride) {
-  for (int i = 0; i < dim * LANES; i += 32) _mm_prefetch((const char *)(keys + i), _MM_HINT_T0);
-  for (int j = 0; j < LANES; j++)
-    for (int d = 0; d < dim; d += 32) _mm_prefetch((const char *)(values + j * stride + d), _MM_HINT_T0);
+static inline void fetch_tile(const uint8_t *keys, const uint8_t *values, int64_t size) {
+  for (int64_t line = 0; line < size; line += 64) {
+    _mm_prefetch((const char *)keys + line, _MM_HINT_T0);
+    _mm_prefetch((const char *)values + line, _MM_HINT_T0);
+  }
+}
+
+static inline __m512 load_bytes(const uint8_t *from) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from))); }
+
+/* Keys come out with their scales, which are one per lane; those of the values go into the weights. */
+static inline void convert_tile(const uint8_t *keys, const uint8_t *values, int dim, float *k, float *v) {
+  for (int d = 0; d < dim; d++) {
+    __m512 scale = _mm512_loadu_ps(keys + LANES * dim + d / GROUP * 4 * LANES);
+    _mm512_store_ps(k + d * LANES, _mm512_mul_ps(load_bytes(keys + d * LANES), scale));
+  }
+  for (int i = 0; i < dim * LANES; i += LANES) _mm512_store_ps(v + i, load_bytes(values + i));
 }
 
 /* The new tokens [first, first + count) of a span, for the query heads of one key head. */
 static void attend(const attention *a, const span *s, int first, int count, int kv_head) {
   const int dim = a->head_dim, group = a->heads / a->kv_heads, width = (a->heads + 2 * a->kv_heads) * dim;
-  const int stride = a->kv_heads * dim;
-  __attribute__((aligned(64))) float acc[MOST_QUERIES * MOST_GROUP * MOST_HEAD_DIM];
+  const int64_t size = head_bytes(dim);
+  __attribute__((aligned(64))) float acc[MOST_QUERIES * MOST_GROUP * MOST_HEAD_DIM], v_scales[MOST_HEAD_DIM / GROUP * LANES];
   __attribute__((aligned(64))) float k[MOST_HEAD_DIM * LANES], v[LANES * MOST_HEAD_DIM];
   float most[MOST_QUERIES * MOST_GROUP], total[MOST_QUERIES * MOST_GROUP];
   const float *q[MOST_QUERIES * MOST_GROUP];
@@ -103,24 +119,21 @@ static void attend(const attention *a, const span *s, int first, int count, int 
   int position = s->context - s->num_new + first; /* of the first query */
   int oldest = a->window > 0 && position - a->window + 1 > 0 ? position - a->window + 1 : 0;
   int tiles_per_block = a->block_tokens / LANES, num_tiles = (position + count + LANES - 1) / LANES;
-  const uint16_t *keys = NULL, *values = NULL, *next_keys, *next_values;
+  const uint8_t *keys = NULL, *values = NULL, *next_keys, *next_values;
   for (int tile = oldest / LANES - 1; tile < num_tiles; tile++, keys = next_keys, values = next_values) {
     int next = tile + 1 < num_tiles ? tile + 1 : tile;
     int64_t where = (int64_t)a->tables[s->table + next / tiles_per_block] * tiles_per_block + next % tiles_per_block;
-    next_keys = a->keys + (where * a->kv_heads + kv_head) * dim * LANES;
-    next_values = a->values + (where * LANES * a->kv_heads + kv_head) * dim;
-    fetch_tile(next_keys, next_values, dim, stride);
+    next_keys = a->keys + (where * a->kv_heads + kv_head) * size;
+    next_values = a->values + (where * a->kv_heads + kv_head) * size;
+    fetch_tile(next_keys, next_values, size);
     if (!keys) continue;
-    for (int d = 0; d < dim; d++) _mm512_store_ps(k + d * LANES, load_bf16(keys + d * LANES));
-    for (int j = 0; j < LANES; j++)
-      for (int d = 0; d < dim; d += LANES) _mm512_store_ps(v + j * dim + d, load_bf16(values + j * stride + d));
+    convert_tile(keys, values, dim, k, v);
+    for (int i = 0; i < dim / GROUP * LANES; i += LANES) _mm512_store_ps(v_scales + i, _mm512_loadu_ps(values + LANES * dim + 4 * i));
     int from = 0, to = 0; /* queries that see any of the tile: consecutive ones */
     for (int i = 0; i < count; i++) {
       int newest = position + i - tile * LANES, eldest = a->window > 0 ? newest - a->window + 1 : 0; /* as lanes */
-      if (newest < 0 || eldest >= LANES) {
-        if (newest < 0) from = i + 1;
-        continue;
-      }
+      if (newest < 0) from = i + 1;
+      if (newest < 0 || eldest >= LANES) continue;
       uint32_t mask = newest >= LANES - 1 ? 0xffff : (1u << (newest + 1)) - 1;
       if (eldest > 0) mask &= 0xffffu << eldest;
       for (int h = 0; h < group; h++) seen[i * group + h] = mask;
@@ -129,7 +142,7 @@ static void attend(const attention *a, const span *s, int first, int count, int 
     for (int i = from * group; i < to * group; i += TOGETHER) {
       int rows = to * group - i < TOGETHER ? to * group - i : TOGETHER, last = 32 - __builtin_clz(seen[i + rows - 1]);
 #define SOME_ROWS(n) \
-  case n: attend_rows(n, q + i, k, v, dim, seen + i, last, a->scale, a->softcap, most + i, total + i, acc + i * dim); break;
+  case n: attend_rows(n, q + i, k, v, v_scales, dim, seen + i, last, a->scale, a->softcap, most + i, total + i, acc + i * dim); break;
       switch (rows) { SOME_ROWS(1) SOME_ROWS(2) SOME_ROWS(3) SOME_ROWS(4) }
     }
   }
@@ -138,12 +151,24 @@ static void attend(const attention *a, const span *s, int first, int count, int 
     for (int h = 0; h < group; h++) {
       int at = i * group + h;
       __m512 factor = _mm512_set1_ps(1.0f / total[at]);
-      for (int d = 0; d < dim; d += LANES) _mm512_storeu_ps(acc + at * dim + d, _mm512_mul_ps(_mm512_loadu_ps(acc + at * dim + d), factor));
+      for (int d = 0; d < dim; d += LANES) _mm512_store_ps(acc + at * dim + d, _mm512_mul_ps(_mm512_load_ps(acc + at * dim + d), factor));
       int64_t row = s->start + first + i;
       int out = (kv_head * group + h) * dim / GROUP;
-      for (int g = 0; g < dim / GROUP; g++)
-        quantise_at(acc + at * dim + g * GROUP, a->out, group_at(row, out + g, groups_per_row));
+      for (int g = 0; g < dim / GROUP; g++) quantise_at(acc + at * dim + g * GROUP, a->out, group_at(row, out + g, groups_per_row));
     }
+}
+
+/* Write one head's key and value into their slot of a tile. */
+static void store_head(const float *k, const float *v, int dim, int lane, uint8_t *keys, uint8_t *values) {
+  for (int g = 0; g < dim / GROUP; g++) {
+    int8_t q[GROUP];
+    float sum, scale;
+    quantise_group(k + g * GROUP, q, &scale, &sum);
+    for (int i = 0; i < GROUP; i++) keys[(g * GROUP + i) * LANES + lane] = (uint8_t)q[i];
+    ((float *)(keys + LANES * dim))[g * LANES + lane] = scale;
+    quantise_group(v + g * GROUP, (int8_t *)values + lane * dim + g * GROUP, &scale, &sum);
+    ((float *)(values + LANES * dim))[g * LANES + lane] = scale;
+  }
 }
 
 static void attention_chunk(void *context, int chunk) {

@@ -30,8 +30,8 @@ typedef struct {
   const int64_t *ids, *positions, *slots, *logit_rows;
   const span *spans;
   const int32_t *tables;
-  uint16_t *kv;          /* [layers, 2, slots, kv_heads * head_dim] */
-  int64_t kv_stride;     /* elements from a layer's keys to its values */
+  uint8_t *kv;           /* [layers, 2, tiles, kv_heads, head_bytes] */
+  int64_t kv_stride;     /* bytes from a layer's keys to its values */
   float *logits;         /* [num_logits, vocab] */
 } step;
 
@@ -179,7 +179,7 @@ static void cache_chunk(void *argument, int chunk) {
   const model *m = r->m;
   const layer *l = r->l;
   const int dim = m->head_dim;
-  uint16_t *keys = r->s->kv + r->index * 2 * r->s->kv_stride, *values = keys + r->s->kv_stride;
+  uint8_t *keys = r->s->kv + r->index * 2 * r->s->kv_stride, *values = keys + r->s->kv_stride;
   EACH_ROW(r, chunk) {
     float *x = r->c->wide + (int64_t)row * (m->heads + 2 * m->kv_heads) * dim;
     for (int h = 0; h < m->heads + m->kv_heads; h++) {
@@ -189,9 +189,9 @@ static void cache_chunk(void *argument, int chunk) {
     }
     int64_t slot = r->s->slots[row], tile = slot / LANES, lane = slot % LANES;
     const float *k = x + m->heads * dim, *v = k + m->kv_heads * dim;
-    for (int i = 0; i < m->kv_heads * dim; i++) {
-      keys[(tile * m->kv_heads * dim + i) * LANES + lane] = to_bf16(k[i]);
-      values[slot * m->kv_heads * dim + i] = to_bf16(v[i]);
+    for (int h = 0; h < m->kv_heads; h++) {
+      int64_t at = (tile * m->kv_heads + h) * head_bytes(dim);
+      store_head(k + h * dim, v + h * dim, dim, (int)lane, keys + at, values + at);
     }
   }
 }
@@ -219,7 +219,7 @@ static void run_layer(rowwise *r, int num_tasks, const float *next_norm, const l
   product qkv = {.w = &l->qkv, .x = &c->narrow, .out = c->wide, .rows = rows};
   multiply(&c->threads, &qkv);
   by_rows(r, cache_chunk, rows);
-  uint16_t *keys = r->s->kv + r->index * 2 * r->s->kv_stride;
+  uint8_t *keys = r->s->kv + r->index * 2 * r->s->kv_stride;
   attention a = {.qkv = c->wide, .keys = keys, .values = keys + r->s->kv_stride, .tables = r->s->tables, .spans = r->s->spans,
                  .tasks = c->tasks, .out = &c->narrow, .heads = m->heads, .kv_heads = m->kv_heads, .head_dim = m->head_dim,
                  .block_tokens = r->s->block_tokens, .window = l->window, .scale = m->attention_scale, .softcap = m->attention_softcap};

@@ -59,12 +59,6 @@ static inline __m512 load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 
-/* Round to nearest, ties to even; the numbers here are finite. */
-static inline uint16_t to_bf16(float x) {
-  union { float f; uint32_t u; } bits = {x};
-  return (uint16_t)((bits.u + 0x7fff + ((bits.u >> 16) & 1)) >> 16);
-}
-
 /* One group: 32 floats → 32 bytes, its scale and scale * sum. */
 static inline void quantise_group(const float *x, int8_t *q, float *scale, float *sum) {
   __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + LANES);

@@ -12,7 +12,7 @@ from headrace.shared.kernels import library
 from headrace.shared.kernels.cores import Cores
 from headrace.shared.model.config import ModelConfig
 from headrace.shared.model.decoder import Decoder
-from headrace.shared.model.forms.fused import FusedDecoder, why_not
+from headrace.shared.model.forms.fused import FusedDecoder, kv_head_bytes, why_not
 
 _BLOCK_MULTIPLE = 16
 
@@ -24,8 +24,12 @@ class Compiled:
     name: str
     bits: Literal[4, 8]
     cores: Cores
-    kv_dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.int8
     wants_affine: bool = True
+
+    def kv_head_size(self, head_dim: int) -> int:
+        """A byte each, and a scale of four bytes for every 32."""
+        return kv_head_bytes(head_dim)
 
     def apply(self, decoder: Decoder) -> FusedDecoder:
         """Take over the weights of a decoder on the CPU."""

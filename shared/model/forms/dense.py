@@ -27,6 +27,10 @@ class Dense:
         """Of keys and values."""
         return self.dtype
 
+    def kv_head_size(self, head_dim: int) -> int:
+        """One element each."""
+        return head_dim
+
     def apply(self, decoder: Decoder) -> Decoder:
         """Bring a decoder that lies on its device into this form, once.
 

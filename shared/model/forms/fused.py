@@ -1,8 +1,9 @@
 """A decoder on integer weights, one call per step: the compiled form of `decoder.Decoder`.
 
 Weights are the file's own integers where it has them and signed bytes elsewhere, activations signed bytes, both with a
-scale per 32; sums are exact within a group and added in one order, keys and values are bf16. So a row's result depends
-on its own sequence alone: not on its neighbours, nor on how a prompt is cut into steps, nor on the number of threads.
+scale per 32; sums are exact within a group and added in one order. Keys and values are such bytes, too, which lie in a
+block as `csrc/attention.h` says. A row's result depends on its own sequence alone: not on its neighbours, nor on how a
+prompt is cut into steps, nor on the number of threads.
 """
 
 import ctypes
@@ -96,6 +97,11 @@ def why_not(config: ModelConfig) -> str | None:
     if config.head_dim > _MOST_HEAD_DIM or config.heads_per_kv > _MOST_HEADS_PER_KV:
         return f"more than {_MOST_HEAD_DIM} elements or {_MOST_HEADS_PER_KV} query heads per key head"
     return None
+
+
+def kv_head_bytes(head_dim: int) -> int:
+    """Bytes that the key, or value, of one head takes in a slot of the cache."""
+    return head_dim + 4 * head_dim // GROUP
 
 
 class FusedDecoder:

@@ -34,6 +34,10 @@ class Int4:
         if device.type != "cpu":
             raise ConfigError(f"engine.profile=int4 has no kernel for device {device.type}; use bf16 there")
 
+    def kv_head_size(self, head_dim: int) -> int:
+        """One element each."""
+        return head_dim
+
     def apply(self, decoder: Decoder) -> Decoder:
         """Bring a decoder that lies on its device into this form, once."""
         linears = [module for module in decoder.layers.modules() if isinstance(module, Linear)]

@@ -20,6 +20,9 @@ class Profile(Protocol):
     def kv_dtype(self) -> torch.dtype:
         """Element type of keys and values."""
 
+    def kv_head_size(self, head_dim: int) -> int:
+        """Elements that the key, or value, of one head takes in the cache."""
+
     @property
     def wants_affine(self) -> bool:
         """Whether `apply` uses the exact integers of quantised weights, which cost memory while a model is loaded."""

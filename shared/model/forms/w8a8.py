@@ -14,7 +14,7 @@ from headrace.shared.errors import ConfigError
 from headrace.shared.model.decoder import Decoder, DecoderLayer
 from headrace.shared.model.forms.exact import MOST_KEYS, attend_exactly, gelu_exactly, silu_exactly
 from headrace.shared.model.forms.products import LARGEST, ZERO, make_product
-from headrace.shared.model.forms.replace import replace_head, replace_linears
+from headrace.shared.model.forms.replace import replace_linears
 from headrace.shared.model.forms.smoothing import smooth
 from headrace.shared.model.layers.linear import Linear
 
@@ -27,6 +27,10 @@ class W8A8:
     name = "w8a8"
     kv_dtype = torch.bfloat16
     wants_affine = False
+
+    def kv_head_size(self, head_dim: int) -> int:
+        """One element each."""
+        return head_dim
 
     def apply(self, decoder: Decoder) -> Decoder:
         """Bring a decoder that lies on its device into this form, once."""
@@ -41,6 +45,10 @@ class RowInvariant:
     name = "w8a8-exact"
     kv_dtype = torch.bfloat16
     wants_affine = False
+
+    def kv_head_size(self, head_dim: int) -> int:
+        """One element each."""
+        return head_dim
 
     def apply(self, decoder: Decoder) -> Decoder:
         """Bring a decoder that lies on its device into this form, once."""
@@ -97,7 +105,9 @@ class FineLinear(nn.Module):
 
 def _round(decoder: Decoder) -> None:
     replace_linears(decoder, lambda linear: FineLinear(linear) if "down" in linear.parts else CoarseLinear(linear))
-    replace_head(decoder, FineLinear)
+    head = decoder.head
+    assert isinstance(head, Linear), "a decoder takes one form, once"
+    decoder.head = FineLinear(head)  # however large: in bytes a copy is small, and in fp32 it is not row-invariant
 
 
 def _scaled(x: Tensor, largest: int) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from headrace.shared.bus import Delivery
 from headrace.shared.errors import FencedError
 from headrace.shared.messages import encode
 from headrace.shared.packing import pack_ids
-from headrace.shared.records import ChoiceChunk, TextState, TokRecord
+from headrace.shared.records import CancelRecord, ChoiceChunk, TextState, TokRecord
 from headrace.shared.reports import WorkerReport
 
 OWN, OTHER = "decode-own", "decode-other"
@@ -51,6 +51,38 @@ async def test_a_new_request_is_claimed_from_its_start(bus, kit, item):
     assert claimed.generated == []
     assert claimed.end is None
     assert (await runlog.read_log(bus, kit.ING, item.request.rid)).lease.item_seq == delivery.seq
+
+
+async def test_a_new_request_is_claimed_in_one_exchange_with_the_server(bus, kit, item):
+    delivery = await placed(bus, item)
+    calls: list[str] = []
+
+    class Counting:
+        """The bus, every call noted; a call that follows an answer would show as a second exchange."""
+
+        def __getattr__(self, name: str) -> object:
+            verb = getattr(bus, name)
+
+            async def noted(*args: object, **options: object) -> object:
+                calls.append(f"ask {name}")
+                answer = await verb(*args, **options)
+                await asyncio.sleep(0)
+                calls.append("answer")
+                return answer
+
+            return noted
+
+    assert await kit.claim(Counting(), Known(OWN), OWN, delivery, item) is not None
+
+    assert calls == ["ask publish", "ask last", "answer", "answer"]
+
+
+async def test_a_cancel_before_the_first_lease_is_seen(bus, kit, item):
+    await runlog.cancel(bus, kit.ING, item.request.rid, CancelRecord(reason="disconnect", by=kit.ING))
+
+    claimed = await kit.claim(bus, Known(OWN), OWN, await placed(bus, item), item)
+
+    assert claimed.log.cancel is not None
 
 
 async def test_a_successor_goes_on_behind_the_last_logged_token(bus, kit, item):
@@ -144,7 +176,7 @@ async def test_what_is_written_between_reading_and_the_lease_is_not_missed(bus, 
         """The bus on which the holder appends just before the lease is taken."""
 
         async def publish(self, subject: str, data: bytes, **options: object) -> int:
-            if subject.endswith(".lease"):
+            if subject.endswith(".lease") and options["expect"].seq == first.lease.seq:
                 await runlog.append(bus, first.lease, tok(0, b"late", 4))
             return await bus.publish(subject, data, **options)
 

@@ -32,6 +32,38 @@ async def test_an_item_goes_to_a_worker_and_leaves_the_queue(yard):
     assert await yard.subjects(subjects.RTEQ) == []
 
 
+@pytest.mark.parametrize(("kind", "is_read"), [("route", False), ("place", True)])
+async def test_a_log_is_read_only_where_a_worker_may_have_written_it(yard, monkeypatch, kind, is_read):
+    router = await yard.router()
+    await yard.report("decode-a")
+    await yard.put(yard.item(), kind)
+    reads = []
+    read = router.bus.read
+    monkeypatch.setattr(
+        router.bus, "read", lambda stream, *args, **kw: reads.append(stream) or read(stream, *args, **kw)
+    )
+
+    await handled(router, kind)
+
+    assert await yard.subjects(subjects.DECQ) == ["work.dec.decode-a"]
+    assert (subjects.RUN in reads) is is_read
+
+
+async def test_a_request_on_its_first_way_is_dropped_once_it_is_cancelled(yard):
+    router = await yard.router()
+    await yard.report("decode-a")
+    item = yard.item()
+    await yard.put(item, "route")
+    rid = item.request.rid
+    await runlog.cancel(yard.bus, item.request.ing, rid, CancelRecord(reason="disconnect"))
+    await yard.until(lambda: rid in router.assigner._cancels)
+
+    await handled(router, "route")
+
+    assert await yard.subjects(subjects.DECQ) == []
+    assert (await runlog.read_log(yard.bus, item.request.ing, rid)).fin.failure.code is Code.CANCELLED
+
+
 async def test_a_long_prompt_goes_through_prefill_once(yard):
     router = await yard.router()
     await yard.report("prefill-a")

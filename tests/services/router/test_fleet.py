@@ -1,5 +1,7 @@
 import asyncio
 
+import msgspec
+
 from headrace.router.fleet import Fleet
 from headrace.shared.messages import Deadlines, Request, Tokenized
 from headrace.shared.packing import pack_ids
@@ -124,6 +126,24 @@ def test_a_session_returns_to_its_worker() -> None:
     clock.now = 10.0
 
     assert {router.choose("decode", item(str(n), session="s")) for n in range(20)} == {"e"}
+
+
+def test_own_assignments_and_known_sessions_count_in_the_price_of_a_detour() -> None:
+    router, registry, _ = fleet()
+    rates = {"prompt_rate": 1000.0, "slots": 8}
+    registry.report("prefill-a", stage="prefill", cache_ok=True, **rates)
+    registry.report("decode-a", **rates)
+    first = msgspec.structs.replace(item("1", session="s"), prompt_ids=pack_ids(range(60)))
+
+    assert not router.needs_prefill(first, 0)
+    router.assigned("decode-a", "decode", first)
+    other = msgspec.structs.replace(item("2"), prompt_ids=pack_ids(range(100)))
+    assert router.needs_prefill(other, 0)
+
+    registry.report("decode-a", taken=1, active=3, **rates)
+    next_turn = msgspec.structs.replace(item("3", session="s"), prompt_ids=pack_ids(range(80)))
+    assert router.needs_prefill(other, 0)
+    assert not router.needs_prefill(next_turn, 0)
 
 
 async def test_waiting_ends_with_the_next_report() -> None:

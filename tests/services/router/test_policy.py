@@ -3,7 +3,7 @@ import random
 import pytest
 
 from headrace.router import policy
-from headrace.router.policy import InFlight
+from headrace.router.pricing import InFlight
 from headrace.shared.messages import Deadlines, Request, Tokenized
 from headrace.shared.packing import pack_ids
 from headrace.shared.reports import ModelReport, State, WorkerReport
@@ -83,11 +83,70 @@ def test_equal_workers_share_by_chance() -> None:
     assert all(picks.count(name) > 50 for name in "abcd")
 
 
-def test_short_prompts_and_prompts_without_a_cache_skip_prefill() -> None:
-    prefill = [worker("p", stage="prefill")]
+def needs_prefill(
+    work: Tokenized, prefill: list[WorkerReport], decode: list[WorkerReport], direct: int = 0, **known: int
+) -> bool:
+    return policy.needs_prefill(work, prefill, decode, {}, direct_tokens=direct, known_tokens=known)
 
-    assert policy.needs_prefill(item(100), prefill, 48)
-    assert not policy.needs_prefill(item(47), prefill, 48)
-    assert not policy.needs_prefill(item(100, cached=0), prefill, 48)
-    assert not policy.needs_prefill(item(100), [worker("p", stage="prefill", cache_ok=False)], 48)
-    assert not policy.needs_prefill(item(100), [], 48)
+
+def test_a_configured_length_decides_alone() -> None:
+    prefill, decode = [worker("p", stage="prefill")], [worker("d")]
+
+    assert needs_prefill(item(100), prefill, decode, 48)
+    assert not needs_prefill(item(47), prefill, decode, 48)
+
+
+@pytest.mark.parametrize("direct", [0, 48])
+def test_prompts_in_place_and_prompts_without_a_cache_skip_prefill(direct: int) -> None:
+    prefill, busy = [worker("p", stage="prefill")], [worker("d", active=3)]
+
+    assert needs_prefill(item(100), prefill, busy, direct)
+    assert not needs_prefill(item(100, cached=0), prefill, busy, direct)
+    assert not needs_prefill(item(100), [worker("p", stage="prefill", cache_ok=False)], busy, direct)
+    assert not needs_prefill(item(100), [], busy, direct)
+
+
+def test_the_price_decides_by_load() -> None:
+    prefill = [worker("p", stage="prefill", prompt_rate=2000.0)]
+
+    assert not needs_prefill(item(100), prefill, [worker("d", prompt_rate=2000.0)])
+    assert needs_prefill(item(100), prefill, [worker("d", prompt_rate=2000.0, active=2)])
+
+
+def test_a_session_whose_beginning_a_worker_knows_goes_back_to_it() -> None:
+    prefill = [worker("p", stage="prefill", prompt_rate=1000.0)]
+    decode = [worker("d", active=3, prompt_rate=1000.0)]
+
+    assert needs_prefill(item(1000), prefill, decode)
+    assert not needs_prefill(item(1000), prefill, decode, d=990)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"kv_free_tokens": 109, "active": 1}, False),
+        ({"kv_free_tokens": 110, "active": 1}, True),
+        ({"kv_free_tokens": 0, "active": 1}, True),
+        ({"kv_free_tokens": 5}, True),
+    ],
+    ids=["too full", "just enough", "unknown", "idle"],
+)
+def test_a_request_waits_for_kv_room_unless_the_worker_is_idle(fields: dict[str, int], fits: bool) -> None:
+    assert (choose(item(100), [worker("a", **fields)]) == "a") is fits
+
+
+def test_kv_room_that_is_promised_already_is_not_promised_again() -> None:
+    full = InFlight(num=1, tokens=1, kv_tokens=100)
+
+    assert choose(item(100), [worker("a", active=1, kv_free_tokens=209)], None, a=full) is None
+    assert choose(item(100), [worker("a", active=1, kv_free_tokens=210)], None, a=full) == "a"
+
+
+def test_prompts_and_outputs_are_worked_off_at_their_own_rates() -> None:
+    rates = {"prompt_rate": 1000.0, "token_rate": 100.0}
+    prompts = worker("prompts", prompt_tokens=500, **rates)
+    outputs = worker("outputs", queued_tokens=100, **rates)
+
+    assert choose(item(), [prompts, outputs]) == "prompts"
+    flying = InFlight(num=1, tokens=900, prompt_tokens=900)
+    assert choose(item(), [prompts, outputs], None, prompts=flying) == "outputs"

@@ -124,7 +124,7 @@ def test_harmed_value_is_refused(server, open_at, make_keys, harm):
     values = [frame(bytes([n]) * 5000, key, n, 16) for n, key in enumerate(keys)]
     store.put(list(zip(keys, values, strict=True)))
     with server.client() as client:
-        client.set(keys[1], harm(values[1], values[0]))
+        client.set(keys[1], harm(*(b"".join(value) for value in values[::-1])))
 
     found = store.get(keys)
 

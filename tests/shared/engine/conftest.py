@@ -69,7 +69,17 @@ class SchedulerBench:
     """A scheduler with a pretended model, which generates the length of the sequence so far; keeps what came out."""
 
     def __init__(self, num_blocks=64, step_tokens=16, max_batch=8):
-        self.scheduler = Scheduler(num_blocks, block_tokens=BLOCK_TOKENS, step_tokens=step_tokens, max_batch=max_batch)
+        self.now = 0.0
+        self.row_s = 0.0
+        self.prompt_token_s = 0.0
+        """What a step takes, per generated row and per prompt token; nothing unless a test says so."""
+        self.scheduler = Scheduler(
+            num_blocks,
+            block_tokens=BLOCK_TOKENS,
+            step_tokens=step_tokens,
+            max_batch=max_batch,
+            clock=lambda: self.now,
+        )
         self.imported = []
         self.tokens = {}
         self.computed = {}
@@ -87,6 +97,8 @@ class SchedulerBench:
         plan = self.scheduler.plan()
         self.scheduler.check()
         done = [s for s, num in plan if num == s.num_pending and not s.is_prefill]
+        rows = sum(s.num_pending == 1 for s, _ in plan)
+        self.now += self.row_s * rows + self.prompt_token_s * (sum(num for _, num in plan) - rows)
         outputs = self.scheduler.commit(plan, {s.id: [len(s.tokens)] for s in done})
         self.scheduler.check()
         for output in outputs:
@@ -121,6 +133,7 @@ class LoadedSum:
     config: ModelConfig = CONFIG
     profile: str = "fp32"
     kv_dtype: torch.dtype = torch.float32
+    kv_head_size: int = CONFIG.head_dim
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     fingerprint: str = "sum"
 

@@ -19,21 +19,13 @@ def test_the_scripted_engine_takes_its_block_size_from_the_configuration():
     assert (built.profile, built.fingerprint) == ("scripted", "f" * 64)
 
 
-def test_a_determinism_that_nothing_here_keeps_is_refused():
+@pytest.mark.parametrize("setting", ["engine.profile=bf16", "prefill.profile=fp32", "decode.profile=int4"])
+def test_determinism_refuses_a_form_that_does_not_keep_it(setting):
     files = ModelFiles(name="m", kind="hf", path=Path("/nowhere"), fingerprint="0")
-    config = load(sets=["engine.deterministic=true"], environ={})
+    config = load(sets=["engine.deterministic=true", setting], environ={})
 
-    for role in ("prefill", "decode"):
-        with pytest.raises(ConfigError, match=r"engine\.deterministic"):
-            build_engine(files, config, role)
-
-
-@pytest.mark.parametrize("profile", ["int4", "w8a8"])
-def test_a_form_that_no_engine_computes_in_is_refused_by_name(profile):
-    files = ModelFiles(name="m", kind="hf", path=Path("/nowhere"), fingerprint="0")
-
-    with pytest.raises(ConfigError, match=f"decode.profile={profile}"):
-        build_engine(files, load(sets=[f"decode.profile={profile}"], environ={}), "decode")
+    with pytest.raises(ConfigError, match=f"{setting} is not row-invariant"):
+        build_engine(files, config, "decode")
 
 
 def test_engines_divide_the_cores_and_each_has_one():

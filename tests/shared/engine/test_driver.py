@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from headrace.shared.engine import SequenceSpec, StepError, StepOutput
+from headrace.shared.engine import Payload, SequenceSpec, StepError, StepOutput
 from headrace.shared.engine import driver as driving
 from headrace.shared.engine.driver import EngineDriver
 from headrace.shared.engine.scripted import ScriptedEngine
@@ -146,6 +146,41 @@ async def test_an_add_that_is_cancelled_on_the_way_leaves_nothing(drive):
 
     assert driver.num_sinks == 0
     assert await driver.call(lambda engine: engine.pressure().num_sequences) == 0
+
+
+async def test_blocks_leave_the_engine_before_the_output_that_tells_of_them(drive):
+    driver, sink = drive(ScriptedEngine()), Sink()
+    prompt, seen = list(range(200)), []
+    keys = [f"k{n}" for n in range(12)]
+
+    def take(first: int, payloads: list[Payload]) -> None:
+        assert not sink.ended.is_set()
+        seen.append((first, len(payloads)))
+
+    wanted = SequenceSpec(id="s", prompt=prompt, max_new=3, block_keys=keys)
+    await driver.add(wanted, sink, first_export=2, on_blocks=take)
+    await sink.ended.wait()
+
+    assert seen[0][0] == 2
+    assert [first + num for first, num in seen] == [*(first for first, _ in seen[1:]), 12]
+    driver.release("s")
+    assert await driver.call(lambda _engine: driver._exports) == {}
+
+
+async def test_a_glance_at_local_blocks_does_not_wait_for_the_engine(drive):
+    driver, sink, busy, go_on = drive(ScriptedEngine()), Sink(), threading.Event(), threading.Event()
+    await driver.add(SequenceSpec(id="s", prompt=PROMPT, max_new=0, block_keys=["k0", "k1"]), sink)
+    await sink.ended.wait()
+
+    def hold(_engine: object) -> None:
+        busy.set()
+        go_on.wait()
+
+    holding = asyncio.create_task(driver.call(hold))
+    await asyncio.to_thread(busy.wait)
+    assert driver.num_local(["k0", "k1", "k2"]) == 2
+    go_on.set()
+    await holding
 
 
 async def test_a_fault_of_one_sequence_is_told_to_it_alone(drive):

@@ -56,7 +56,14 @@ def test_answers_open_as_the_reference_does(catalogue_model, references, profile
 @torch.inference_mode()
 def greedy(loaded, rows, lengths):
     """The likeliest ids of every row, all rows in one batch."""
-    storage = KVStorage(loaded.config, BLOCKS * len(rows), BLOCK_TOKENS, loaded.kv_dtype, loaded.device)
+    storage = KVStorage(
+        loaded.config,
+        BLOCKS * len(rows),
+        BLOCK_TOKENS,
+        loaded.kv_dtype,
+        loaded.device,
+        head_size=loaded.kv_head_size,
+    )
     tokens = [list(row["prompt_ids"]) for row in rows]
     done = [0] * len(rows)
     ends = [len(row["prompt_ids"]) + length for row, length in zip(rows, lengths, strict=True)]

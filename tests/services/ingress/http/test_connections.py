@@ -54,3 +54,39 @@ async def test_malformed_bytes_close_their_connection_alone(door):
     await send(door, MALFORMED["no http"])
 
     assert (await door.chat()).status == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half"])
+async def test_a_client_that_does_not_say_what_it_wants_is_cut_off(open_door, said):
+    door = await open_door("timeouts.connect_s=0.1")
+    host, port = door.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    started = asyncio.get_running_loop().time()
+
+    writer.write(said)
+    async with asyncio.timeout(5):
+        rest = await reader.read()
+
+    assert rest == b""
+    assert asyncio.get_running_loop().time() - started >= 0.09
+    writer.close()
+
+
+async def test_neither_a_slow_body_nor_an_idle_connection_counts_as_connecting(open_door):
+    door = await open_door("timeouts.connect_s=0.1")
+    host, port = door.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+    )
+
+    writer.write(head)
+    await asyncio.sleep(0.2)
+    writer.write(b"{}")
+    first = await reader.readuntil(b"}}")
+    await asyncio.sleep(0.2)
+    writer.write(head + b"{}")
+    second = await reader.readuntil(b"}}")
+
+    assert [answer.split()[1] for answer in (first, second)] == [b"400", b"400"]
+    writer.close()

@@ -240,6 +240,43 @@ async def test_a_full_queue_refuses_and_keeps_no_trace(door, monkeypatch):
     check_empty(door)
 
 
+async def test_a_log_that_takes_no_request_refuses_and_leaves_no_work(door, monkeypatch):
+    publish = door.registry_bus.publish
+
+    async def full(subject, data, **kwargs):
+        if subject.endswith(".req"):
+            raise QueueFullError("full")
+        return await publish(subject, data, **kwargs)
+
+    monkeypatch.setattr(door.registry_bus, "publish", full)
+    door.backend.plan = hold
+
+    answer = await door.chat()
+
+    assert (answer.status, answer.error["code"]) == (503, "overloaded")
+    await until(lambda: nothing_queued(door))
+    check_empty(door)
+
+
+async def test_work_and_log_are_stored_in_one_exchange_with_the_queue(door, monkeypatch):
+    publish = door.registry_bus.publish
+    steps = []
+
+    async def noted(subject, data, **kwargs):
+        kind = subject.split(".")[0]
+        steps.append(f"ask {kind}")
+        seq = await publish(subject, data, **kwargs)
+        await asyncio.sleep(0)
+        steps.append("answer")
+        return seq
+
+    monkeypatch.setattr(door.registry_bus, "publish", noted)
+
+    assert (await door.chat()).status == 200
+
+    assert steps == ["ask run", "ask work", "answer", "answer"]
+
+
 async def test_a_queue_that_does_not_answer_refuses(door, monkeypatch):
     async def away(*_args, **_kwargs):
         raise BusUnavailableError("no answer")

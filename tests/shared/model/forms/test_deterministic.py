@@ -1,16 +1,21 @@
-"""Tokens of the row-invariant form in torch: the same alone and among 31 others, greedy and sampled, in any chunks."""
+"""Tokens of the row-invariant forms: the same alone and among 31 others, greedy and sampled, in any chunks."""
 
 import pytest
 import torch
 
 from headrace.shared.engine import SamplerParams, SequenceSpec
 from headrace.shared.engine.engine import TorchEngine
+from headrace.shared.kernels import library
+from headrace.shared.kernels.cores import Cores
+from headrace.shared.model.config import LayerConfig, ModelConfig, Rope
+from headrace.shared.model.decoder import Decoder
+from headrace.shared.model.forms.compiled import Compiled
 from headrace.shared.model.forms.w8a8 import RowInvariant
 from headrace.shared.model.load import LoadedModel
 
 NUM_SEQUENCES = 32
-BLOCK_TOKENS = 4
-VOCAB = 61
+BLOCK_TOKENS = 16
+VOCAB = 64
 SAMPLINGS = (
     SamplerParams(temperature=0),
     SamplerParams(temperature=1.0),
@@ -19,14 +24,42 @@ SAMPLINGS = (
 )
 
 
-@pytest.fixture
-def make_engine(decoder):
+CONFIG = ModelConfig(
+    vocab=VOCAB, hidden=64, intermediate=96, heads=4, kv_heads=2, head_dim=32, context=48, norm_eps=1e-5, tie=True,
+    layers=(LayerConfig(rope=Rope(theta=1e4)),) * 2, attention_scale=32**-0.5,
+)  # fmt: skip
+
+
+def random_decoder() -> Decoder:
+    decoder = Decoder(CONFIG)
+    rng = torch.Generator().manual_seed(5)
+    for parameter in decoder.parameters():
+        noise = torch.randn(parameter.shape, generator=rng)
+        parameter.copy_(noise * parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 1 + 0.3 * noise)
+    return decoder
+
+
+FORMS = {"w8a8-exact": RowInvariant()}
+if library.is_available():
+    FORMS["w8a8-vnni"] = Compiled("w8a8-vnni", 8, Cores(2))
+
+
+@pytest.fixture(params=FORMS)
+def make_engine(request):
     """Engines on one row-invariant decoder; `step_tokens` says how its prompts are cut."""
-    form = RowInvariant()
-    loaded = LoadedModel(form.apply(decoder), decoder.config, form.name, form.kv_dtype, torch.device("cpu"), "f00d")
+    form = FORMS[request.param]
+    loaded = LoadedModel(
+        decoder=form.apply(random_decoder()),
+        config=CONFIG,
+        profile=form.name,
+        kv_dtype=form.kv_dtype,
+        kv_head_size=form.kv_head_size(CONFIG.head_dim),
+        device=torch.device("cpu"),
+        fingerprint="f00d",
+    )
 
     def make(step_tokens: int) -> TorchEngine:
-        sizes = {"kv_bytes": 1 << 20, "block_tokens": BLOCK_TOKENS, "max_batch": NUM_SEQUENCES, "max_context": 48}
+        sizes = {"kv_bytes": 4 << 20, "block_tokens": BLOCK_TOKENS, "max_batch": NUM_SEQUENCES, "max_context": 48}
         return TorchEngine(loaded, step_tokens=step_tokens, **sizes)
 
     return make

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headrace.shared.model.forms import replace
 from headrace.shared.model.forms.products import FloatProduct, OneDnnProduct, has_integer_kernels, make_product
 from headrace.shared.model.forms.smoothing import smooth
 from headrace.shared.model.forms.w8a8 import W8A8, CoarseLinear, FineLinear, RowInvariant
@@ -76,6 +77,15 @@ def test_smoothing_alone_changes_no_result(decoder, make_bench, ids):
 
     torch.testing.assert_close(make_bench(decoder).step({0: ids}), before, rtol=0, atol=1e-4)
     assert not torch.allclose(decoder.layers[1].mlp_norm.weight, norm, rtol=0.1)
+
+
+def test_a_large_tied_head_is_rounded_like_any(monkeypatch, make_decoder):
+    monkeypatch.setattr(replace, "_LARGE_HEAD_BYTES", 100)
+    decoder = make_decoder(tie=True)
+
+    RowInvariant().apply(decoder)
+
+    assert isinstance(decoder.head, FineLinear)
 
 
 @pytest.mark.parametrize("form", [W8A8(), RowInvariant()], ids=lambda form: form.name)
