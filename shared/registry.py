@@ -21,7 +21,7 @@ from headrace.shared.reports import ModelReport, State, WorkerReport
 TTL_S = 3.0
 """Life of one heartbeat."""
 BEAT_S = 1.0
-_TOGETHER_S = 0.02
+_TOGETHER_S = 0.05
 """Changes within this time go out together."""
 _REREAD_S = 10.0
 _SETTLE_S = 3.0

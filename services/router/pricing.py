@@ -23,7 +23,7 @@ _BESIDE_STREAMS = 2.0
 """How much longer a prompt takes that shares its steps with running streams."""
 _HARM = 0.25
 """A second by which one running stream is delayed counts for so many seconds of waiting for a first token."""
-_KEPT_FREE = 0.1
+_KEPT_FREE = 0.5
 """The same for somebody who may come meanwhile and needs this stage in any case: very long prompts leave it free."""
 _BRIEF_S = 0.5
 """For less than this nobody is expected to come."""

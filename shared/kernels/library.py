@@ -1,7 +1,8 @@
 """The compiled kernels as Python sees them: structures, and one call per step. Raises ModelError if they do not fit."""
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
 from headrace.shared.errors import ModelError
@@ -63,6 +64,16 @@ class Step(Structure):
     ]
 
 
+class Draw(Structure):
+    """A row that a token is drawn for; `token` is filled in. `top_k` 0 is off, `top_p` 1 and `min_p` 0 are, too."""
+
+    _fields_ = [
+        ("logits", c_void_p),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "noise")),
+        *((name, c_int32) for name in ("top_k", "token")),
+    ]
+
+
 MOST_REFINED = 8
 """Groups of an input that can be refined."""
 SPAN_BYTES = 16
@@ -102,6 +113,19 @@ def is_available() -> bool:
     return _library() is not None
 
 
+def draw(rows: Sequence[Draw], vocab: int) -> list[int]:
+    """Draw a token for each row of `vocab` fp32 logits that holds a finite maximum and no NaN; see `csrc/sample.h`.
+
+    Raises MemoryError. Only where the kernels are available.
+    """
+    library = _library()
+    assert library is not None, "who draws has asked whether the kernels are available"
+    draws = (Draw * len(rows))(*rows)
+    if library.headrace_draw(draws, len(rows), vocab):
+        raise MemoryError("no memory for drawing tokens")
+    return [row.token for row in draws]
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     path = library_path()
@@ -111,9 +135,10 @@ def _library() -> ctypes.CDLL | None:
     library.headrace_open.restype = c_void_p
     library.headrace_open.argtypes = [c_int, c_void_p, c_int]
     library.headrace_forward.argtypes = [c_void_p, POINTER(Model), POINTER(Step)]
+    library.headrace_draw.argtypes = [POINTER(Draw), c_int, c_int]
     library.headrace_close.argtypes = [c_void_p]
     library.headrace_close.restype = None
-    sizes = [library.headrace_size(which) for which in range(5)]
-    ours = [*(ctypes.sizeof(kind) for kind in (Linear, Layer, Model, Step)), SPAN_BYTES]
+    sizes = [library.headrace_size(which) for which in range(6)]
+    ours = [*(ctypes.sizeof(kind) for kind in (Linear, Layer, Model, Step)), SPAN_BYTES, ctypes.sizeof(Draw)]
     assert sizes == ours, f"structures of {sizes} bytes are described with {ours}"
     return library

@@ -5,6 +5,7 @@
  */
 #include "attention.h"
 #include "linear.h"
+#include "sample.h"
 #include <string.h>
 
 typedef struct {
@@ -299,8 +300,11 @@ void headrace_close(context *c) {
   free(c);
 }
 
+/* See `draw_rows`. Needs no context. */
+int headrace_draw(draw *rows, int count, int vocab) { return draw_rows(rows, count, vocab); }
+
 /* Sizes of the structures, so that whoever describes them in another language can check itself. */
 int headrace_size(int which) {
-  size_t sizes[] = {sizeof(linear), sizeof(layer), sizeof(model), sizeof(step), sizeof(span)};
-  return which < 5 ? (int)sizes[which] : -1;
+  size_t sizes[] = {sizeof(linear), sizeof(layer), sizeof(model), sizeof(step), sizeof(span), sizeof(draw)};
+  return which < 6 ? (int)sizes[which] : -1;
 }

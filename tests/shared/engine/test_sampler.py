@@ -10,9 +10,17 @@ import torch
 from headrace.shared.engine import SamplerParams, StepError
 from headrace.shared.engine.penalties import SeenTokens
 from headrace.shared.engine.sampler import SampleRow, sample, uniform, validate
+from headrace.shared.kernels import library
 
 LOGITS = [math.log(p) for p in (0.1, 0.4, 0.05, 0.3, 0.15)]
 PLAIN = SamplerParams(temperature=1.0, seed=7)
+
+
+@pytest.fixture(params=["kernels", "torch"], autouse=True)
+def drawn_by(request, monkeypatch):
+    """Every promise holds on both paths; without kernels on this machine both are torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(library, "is_available", lambda: False)
 
 
 def draw(params, logits=LOGITS, num=400, seen=None):

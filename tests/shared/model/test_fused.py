@@ -12,6 +12,7 @@ from headrace.shared.model.config import LayerConfig, ModelConfig, Rope
 from headrace.shared.model.decoder import Decoder
 from headrace.shared.model.forms.fused import FusedDecoder, kv_head_bytes, why_not
 from headrace.shared.model.forms.refine import _rounding_errors
+from headrace.shared.model.layers.attention import attend
 from headrace.shared.model.layers.linear import Linear
 from headrace.shared.model.weights.affine import quantise_rows
 
@@ -84,7 +85,15 @@ def both(config, bits, threads=2):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear):
                 setattr(module, name, RoundedInput(child, refined.get(child, [])))
+    for layer in plain.layers:
+        layer.attention.attend = attend_to_rounded
     return fused, plain
+
+
+def attend_to_rounded(q, k, v, *rest):
+    """Attention over keys and values as the cache keeps them."""
+    k, v = (x - _rounding_errors(x.flatten(0, -2)).view(x.shape) for x in (k, v))
+    return attend(q, k, v, *rest)
 
 
 class Run:
@@ -121,9 +130,9 @@ def test_it_equals_the_plain_decoder_with_rounded_inputs(name, bits):
     for step in ([(0, 0, prompt)], [(1, 0, other), (0, 37, [3])], [(0, 38, [4]), (1, 21, [5])]):
         ours, theirs = fused.step(*step), plain.step(*step)
         assert theirs.std() > 0.1
-        # The plain decoder's keys and values are not rounded.
+        # Where sums differ in the last bit, a byte may round the other way, and the next layers carry it on.
         assert (ours - theirs).abs().max() < 0.03 * theirs.abs().max()
-        assert torch.nn.functional.cosine_similarity(ours, theirs).min() > 0.9995
+        assert (ours - theirs).abs().mean() < 0.006 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
