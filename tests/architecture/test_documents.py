@@ -10,6 +10,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs/decisions.md",
+    "docs/performance.md",
     "docs/performance-log.md",
 )
 
