@@ -30,10 +30,12 @@ def needs_prefill(
     """Whether the prompt goes through the prefill stage rather than straight to decode.
 
     Not when its blocks are in place already, or when no prefill worker can reach the shared cache, which is the only
-    way blocks could travel. Else `direct_tokens` decides, or, if it is 0, the price. `known_tokens`: prompt tokens that
-    a worker is thought to have, by its id.
+    way blocks could travel, or computes in another form than decode, which could not use them. Else `direct_tokens`
+    decides, or, if it is 0, the price. `known_tokens`: prompt tokens that a worker is thought to have, by its id.
     """
-    able = [worker for worker in serving(prefill, item.request.model) if worker.cache_ok]
+    model = item.request.model
+    forms = {_form(worker, model) for worker in serving(decode, model)}
+    able = [w for w in serving(prefill, model) if w.cache_ok and (not forms or _form(w, model) in forms)]
     if item.cached is not None or not able:
         return False
     num_tokens = num_packed(item.prompt_ids)
@@ -46,12 +48,17 @@ def needs_prefill(
             for worker in with_room(item, workers, in_flight)
         ]
 
-    return is_detour_worth_it(num_tokens, candidates(able), candidates(serving(decode, item.request.model)))
+    return is_detour_worth_it(num_tokens, candidates(able), candidates(serving(decode, model)))
 
 
 def serving(workers: Sequence[WorkerReport], model: str) -> list[WorkerReport]:
     """Ready workers that serve the model."""
     return [w for w in workers if w.state is State.READY and any(m.name == model for m in w.models)]
+
+
+def _form(worker: WorkerReport, model: str) -> tuple[str, str]:
+    """What blocks of the model are made of on this worker."""
+    return next((m.fingerprint, m.profile) for m in worker.models if m.name == model)
 
 
 def room(worker: WorkerReport, in_flight: Mapping[str, InFlight]) -> int:

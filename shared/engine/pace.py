@@ -33,14 +33,19 @@ class Pace:
         """Seconds of a step of generated rows alone, by the bit length of their number."""
         self._alone_s = 0.0
         """Seconds per prompt token in a step of prompts alone."""
-        self._num_alone = 0
+        self._near_s = 0.0
+        """The same of prompts near their beginning."""
+        self._num_near = 0
         self._beside_s = 0.0
         """The same beside generated rows, which share the fixed cost of a step, but get smaller portions."""
 
     @property
     def prompt_rate(self) -> float:
-        """Prompt tokens computed per second by steps of prompts alone; 0 when not measured."""
-        return 1 / self._alone_s if self._num_alone >= _TELLING_STEPS else 0.0
+        """Prompt tokens computed per second by steps of prompts alone, near their beginning; 0 when not measured.
+
+        Tokens far into a prompt attend to more and take longer: workers are compared by what all of them compute.
+        """
+        return 1 / self._near_s if self._num_near >= _TELLING_STEPS else 0.0
 
     def rows_s(self, num_rows: int) -> float:
         """Seconds of a step of that many generated rows, or of the nearest number measured; 0 when there is none."""
@@ -54,8 +59,8 @@ class Pace:
         seconds = self.rows_s(num_rows)
         return num_rows / seconds if seconds else 0.0
 
-    def observe(self, num_rows: int, num_prompt: int, seconds: float) -> None:
-        """Learn from one step of `num_rows` generated rows and `num_prompt` prompt tokens."""
+    def observe(self, num_rows: int, num_prompt: int, seconds: float, *, is_far: bool = False) -> None:
+        """Learn from one step of `num_rows` generated rows and `num_prompt` prompt tokens; `is_far`: deep in a prompt."""
         if seconds <= _CLOCK_S:
             return
         if not num_prompt:
@@ -69,7 +74,9 @@ class Pace:
             self._beside_s = _decayed(self._beside_s, own_s / num_prompt)
         elif not num_rows and num_prompt >= _TELLING_ALONE:
             self._alone_s = _decayed(self._alone_s, seconds / num_prompt)
-            self._num_alone += 1
+            if not is_far:
+                self._near_s = _decayed(self._near_s, seconds / num_prompt)
+                self._num_near += 1
 
     def prompt_budget(self, num_rows: int, most: int) -> int:
         """How many prompt tokens, at most `most`, a step of `num_rows` generated rows should compute.

@@ -23,6 +23,8 @@ from headrace.shared.engine.sequence import Sequence, Status
 
 _IMPORTS_PER_STEP = 64
 """Blocks written into the pool between two steps at most: running streams wait for it."""
+_NEAR_TOKENS = 1024
+"""Up to here a prompt's tokens take about the same time each."""
 
 
 class Work(NamedTuple):
@@ -131,8 +133,10 @@ class Scheduler:
     def commit(self, work: Run[Work], sampled: Mapping[str, Run[int]]) -> list[StepOutput]:
         """Record that `work` is computed and what was sampled for the sequences it brought to their target."""
         num_rows = sum(sequence.num_pending == 1 for sequence, _ in work)
-        num_prompt = sum(num_tokens for sequence, num_tokens in work if sequence.num_pending > 1)
-        self._pace.observe(num_rows, num_prompt, self._clock() - self._planned_at)
+        prompts = [entry for entry in work if entry.sequence.num_pending > 1]
+        num_prompt = sum(entry.num_tokens for entry in prompts)
+        is_far = any(entry.sequence.num_computed > _NEAR_TOKENS for entry in prompts)
+        self._pace.observe(num_rows, num_prompt, self._clock() - self._planned_at, is_far=is_far)
         outputs = [_output(sequence, []) for sequence in self._ended]
         self._ended.clear()
         for sequence, num_tokens in work:

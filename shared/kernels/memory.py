@@ -21,6 +21,13 @@ def prefer_huge_pages(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def return_freed_memory() -> None:
+    """Give the system what was freed, as after weights were brought into another form; without effect elsewhere."""
+    trim = getattr(_libc(), "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(0)
+
+
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)

@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.shared.catalogue import ModelFiles
 from headrace.shared.errors import ConfigError, ModelError
 from headrace.shared.kernels.cores import ONE_CORE, Cores
+from headrace.shared.kernels.memory import return_freed_memory
 from headrace.shared.model.config import ModelConfig
 from headrace.shared.model.decoder import Decoder
 from headrace.shared.model.forms.choose import Wanted, choose_profile
@@ -82,6 +83,8 @@ def load_model(files: ModelFiles, terms: Terms) -> LoadedModel:
     decoder = checkpoint.read(with_affine=form.wants_affine, config=config)
     decoder.to(place).eval()
     compute = form.apply(decoder)
+    del decoder
+    return_freed_memory()
     log.info("model_loaded", model=files.name, profile=form.name, device=str(place), context=config.context)
     fingerprint = files.fingerprint + ("+short" if _is_short(config) else "")
     return LoadedModel(

@@ -106,6 +106,19 @@ def test_prompts_in_place_and_prompts_without_a_cache_skip_prefill(direct: int) 
     assert not needs_prefill(item(100), [], busy, direct)
 
 
+@pytest.mark.parametrize("other", [{"profile": "bf16"}, {"profile": "fp32", "fingerprint": "beef"}])
+def test_blocks_that_decode_could_not_use_are_not_computed_elsewhere(other: dict[str, str]) -> None:
+    prefill = [worker("p", stage="prefill", models=(ModelReport(name="m", profile="fp32"),))]
+    same, unlike = (
+        worker("d", active=3, models=(ModelReport(name="m", **form),)) for form in ({"profile": "fp32"}, other)
+    )
+
+    assert needs_prefill(item(100), prefill, [same])
+    assert not needs_prefill(item(100), prefill, [unlike])
+    assert needs_prefill(item(100), prefill, [unlike, same])
+    assert needs_prefill(item(100), prefill, [], 48)
+
+
 def test_the_price_decides_by_load() -> None:
     prefill = [worker("p", stage="prefill", prompt_rate=2000.0)]
 

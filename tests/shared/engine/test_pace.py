@@ -101,3 +101,15 @@ def test_whatever_was_measured_prompts_advance_and_the_step_keeps_its_limit(step
         pace.observe(*step)
 
     assert min(most, 16) <= pace.prompt_budget(num_rows, most) <= most
+
+
+def test_tokens_far_into_a_prompt_shorten_the_steps_but_tell_nothing_of_the_worker():
+    pace = Pace()
+    for _ in range(10):
+        pace.observe(0, 100, 0.05)
+    near = pace.prompt_budget(0, 10_000)
+    for _ in range(20):
+        pace.observe(0, 100, 0.02 * 100, is_far=True)
+
+    assert pace.prompt_rate == pytest.approx(2000)
+    assert pace.prompt_budget(0, 10_000) <= near
