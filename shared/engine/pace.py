@@ -60,7 +60,7 @@ class Pace:
         return num_rows / seconds if seconds else 0.0
 
     def observe(self, num_rows: int, num_prompt: int, seconds: float, *, is_far: bool = False) -> None:
-        """Learn from one step of `num_rows` generated rows and `num_prompt` prompt tokens; `is_far`: deep in a prompt."""
+        """Learn from a step of `num_rows` generated rows and `num_prompt` prompt tokens; `is_far`: deep in a prompt."""
         if seconds <= _CLOCK_S:
             return
         if not num_prompt:
