@@ -1,6 +1,7 @@
 """The compiled kernels as Python sees them: structures, and one call per step. Raises ModelError if they do not fit."""
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
@@ -95,6 +96,9 @@ class Threads:
         self._context = library.headrace_open(cores.num, page, self._line.index if self._line else 0)
         if not self._context:
             raise ModelError("no memory for the threads of the compiled kernels")
+        self._end = weakref.finalize(self, library.headrace_close, self._context)
+        # At exit the system ends the threads; a step may still be running then.
+        self._end.atexit = False
 
     def forward(self, model: Model, step: Step) -> None:
         """Compute a step; raises MemoryError."""
@@ -102,10 +106,8 @@ class Threads:
             raise MemoryError("no memory for a step")
 
     def close(self) -> None:
-        """End the threads; idempotent."""
-        if self._context:
-            self._library.headrace_close(self._context)
-            self._context = None
+        """End the threads; idempotent. Happens by itself when nobody holds this any more."""
+        self._end()
 
 
 def is_available() -> bool:
