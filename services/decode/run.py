@@ -31,9 +31,16 @@ from headrace.shared.text.pipeline import TextPipeline
 
 log = structlog.get_logger()
 
+_WORTH_STORING_S = 0.1
+"""A prompt computed in less is not put in the store from here: that costs every prompt what it may save one."""
 _CANCELLED = "the request was cancelled"
 _TOO_LONG = "the request took longer than its total timeout"
 _FORKED = "the text so far cannot be continued by this version"
+
+
+def is_worth_storing(num_tokens: int, prompt_rate: float) -> bool:
+    """Whether somebody else would save time by finding a prompt's blocks; so while no rate is known (0)."""
+    return not prompt_rate or num_tokens / prompt_rate >= _WORTH_STORING_S
 
 
 class Run:
@@ -149,7 +156,11 @@ class Run:
             script=request.script,
             attempt=self._claim.lease.attempt,
         )
-        wants_blocks = is_direct and self._served.blocks.is_healthy()
+        wants_blocks = (
+            is_direct
+            and self._served.blocks.is_healthy()
+            and is_worth_storing(len(ids), self._served.driver.pressure.prompt_rate)
+        )
         publish = partial(self._served.blocks.publish, keys) if wants_blocks else None
         await self._served.add(spec, self._take, num_wanted=num_wanted, on_blocks=publish)
 

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from headrace.decode.run import is_worth_storing
 from headrace.shared import serving, subjects
 from headrace.shared.cache.memory import MemoryStore
 from headrace.shared.messages import encode
@@ -70,6 +71,11 @@ async def test_what_prefill_could_not_store_is_not_looked_for(desk, kit, store):
     await desk.ended(item)
 
     assert store.calls == []
+
+
+@pytest.mark.parametrize(("rate", "stored"), [(0.0, True), (500.0, True), (5000.0, False)])
+def test_only_prompts_that_take_a_while_are_stored(rate, stored):
+    assert is_worth_storing(100, rate) is stored
 
 
 async def _has(store: Watched, call: str) -> bool:
