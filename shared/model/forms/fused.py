@@ -128,6 +128,7 @@ class FusedDecoder:
             decoder.layers[index] = torch.nn.Identity()  # the fp32 weights are not needed twice
         self._held += [*ropes, layers]
         self._model = self._describe(decoder, layers)
+        self._refined.clear()  # its keys are the layers, with their weights in fp32
         self._threads = library.Threads(cores)
 
     def __call__(self, step: PagedStep, cache: KVCache) -> Tensor:
