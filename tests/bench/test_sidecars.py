@@ -39,3 +39,11 @@ def test_divergence_is_the_mean_over_tokens_not_texts():
     assert mean_divergence({"scores": scores}, "w8a8") == pytest.approx(0.0175)
     assert mean_divergence({"scores": scores}, "int4") is None
     assert mean_divergence(None, "w8a8") is None
+
+
+def test_of_several_ways_of_computing_a_profile_the_worst_counts():
+    scores = [
+        {"profile": form, "mean_kl": kl, "num_tokens": 10} for form, kl in (("int4", 0.001), ("int4-vnni", 0.002))
+    ]
+
+    assert mean_divergence({"scores": scores}, "int4") == 0.002
