@@ -23,7 +23,7 @@ from headrace.shared.model.forms.refine import heaviest_groups
 from headrace.shared.model.layers.linear import Linear
 from headrace.shared.model.layers.norm import HeadNorm
 from headrace.shared.model.layers.rope import Rotary
-from headrace.shared.model.step import KVCache
+from headrace.shared.model.step import KVCache, Step
 from headrace.shared.model.weights.affine import quantise_rows
 
 _REFINED = {"qkv": 4, "gate_up": 3, "down": 4, "head": 3}
@@ -54,24 +54,8 @@ class Span(Protocol):
         """Its blocks in order."""
 
 
-class PagedStep(Protocol):
-    """What a step of paged sequences brings; see `engine.batch.Batch`."""
-
-    @property
-    def ids(self) -> Tensor:
-        """[T] int64."""
-
-    @property
-    def positions(self) -> Tensor:
-        """[T] int64."""
-
-    @property
-    def slots(self) -> Tensor:
-        """[T] int64."""
-
-    @property
-    def logit_rows(self) -> Tensor:
-        """[R] int64."""
+class PagedStep(Step, Protocol):
+    """A step of paged sequences; see `engine.batch.Batch`."""
 
     @property
     def spans(self) -> Sequence[Span]:
